@@ -55,6 +55,10 @@ COUNT = "num_items_in_batch"
 """Number of labels by which losses of transformers divide, as its Trainer gives it."""
 MANY_STEPS = 1 << 40
 """More than any loop makes: an engine does not know when the last one comes."""
+FOLLOWS = (
+    "{}, which blocks read, is another than when their passes were recorded: they are launched "
+    "from here on, one kernel after the other, and follow it"
+)
 
 
 class Engine(Streams, Habits):
@@ -248,6 +252,8 @@ class Engine(Streams, Habits):
         if _identity(loss_fn) != _identity(self._loss):
             raise ValueError("loss_fn is another function than in the first step; give one alone")
         self._unchanged.check(loss_fn)
+        if (what := self._unchanged.changed_inside()) and self._steps.launch():
+            self._report.say(FOLLOWS.format(what))
         self._objective.again.check(loss_fn, partial(self._first.filled, exact=True))
         (self._steps.objective(taken, self._again) or self._objective).weigh(taken)
         taken.check_parts(self._microbatches or self._steps.parts, each=self._row.sharded)

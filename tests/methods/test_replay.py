@@ -15,8 +15,8 @@ from baselines import l2l
 from baselines.swapping.division import build as swapping
 from baselines.swapping.division import divided
 from tests.methods.harness import Silent, assert_equals_plain
-from tests.methods.launched import Launched
 from tests.methods.plain import MODEL, judge, made_up_profile, spec_for
+from tests.methods.taped import on_tapes
 from tests.methods.test_planner_quick import question
 from tests.methods.test_ranks import MODEL as SMALL
 from tests.methods.test_ranks import PACKS, schedule_for, sizes_for
@@ -105,7 +105,7 @@ def test_results_are_equal_to_the_bit(tmp_path, method, changes, dtype):
 @pytest.mark.parametrize("clip", [0.5, None])
 def test_blocks_that_all_keep_are_one_chain(tmp_path, monkeypatch, clip):
     """A micro-batch passes all blocks before the next one, as recordings need it."""
-    monkeypatch.setattr(recorded_blocks, "Replays", Launched)
+    monkeypatch.setattr(recorded_blocks, "Replays", on_tapes(monkeypatch))
     stay = {"window": 5, "resident": 5, "pulled": 0, "activations": "keep"}
     spec = spec_for(model=PURE, steps=4, clip=clip, microbatches=2, replay="on", **stay)
     training, found = trained_as(stronghold, spec, on_gpu(made_up_profile(spec)), tmp_path)

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from baselines.plain_training import PlainTraining
 from tests.methods import pipelines, plain
 from tests.methods.harness import LOSS_TOLERANCE, Silent, assert_near, run
-from tests.methods.launched import Launched
+from tests.methods.taped import on_tapes
 from tests.methods.test_hugging_face import CONFIGS, EPS, assert_recorded_alike, recorded
 from tests.methods.test_ranks import sizes_for
 from tests.methods.test_replay import assert_equal_to_the_bit
@@ -151,7 +151,7 @@ STAY = {"window": 3, "resident": 3, "pulled": 0, "activations": "keep"}
 @pytest.mark.parametrize("how", [STAY, {"window": 2, "resident": 1}], ids=["keep", "recompute"])
 def test_documents_are_recorded(spec_for, tmp_path, monkeypatch, how) -> None:
     """Each micro-batch as it is: with masks, or without where it is uniform."""
-    monkeypatch.setattr(recorded_blocks, "Replays", Launched)
+    monkeypatch.setattr(recorded_blocks, "Replays", on_tapes(monkeypatch))
     spec = spec_for("llama", microbatches=BATCH, replay="on", **how)
     training, weights = recorded(stronghold, spec, tmp_path)
     assert_as_torch(spec, training.history.losses, weights)

@@ -17,17 +17,18 @@ from workbench.model.base import Context, LayeredModel, Part, Written
 from workbench.model.checkpointed import take_over
 from workbench.model.custom_data import counted
 from workbench.model.decompose import UNREAD, Layer
+from workbench.model.decompose.core import Core
 from workbench.model.drawn import Draw, Pass, drawing
 from workbench.model.frozen import held
 from workbench.model.keyed import COUNT, OnceNorm, norms_in, within
 from workbench.model.parted import Parts
 from workbench.model.reach import unreached
+from workbench.model.signature import HOOKS, attributes_of, ends_of, work_of
 from workbench.model.traits import LayerTraits, traits_of
 from workbench.model.weights.reader import Named
 from workbench.model.weights.stored import Stored
 from workbench.model.written import AsWritten
 
-HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 Initialize = Callable[[nn.Module, int, int], None]
 """Writes initial weights into a layer, of a number, for a seed."""
 Names = Callable[[Stored], Mapping[str, str]]
@@ -294,23 +295,53 @@ class Decomposed(LayeredModel):
         return any(isinstance(part, OnceNorm) for part in self._units[unit].module.modules())
 
     @cached_property
+    def varies(self) -> str:
+        """Why recordings could not stand for the passes of layers between the first and the last,
+        as far as that is known before they are made; empty where it is not."""
+        for unit in range(1, self.head):
+            module, why = self._units[unit].module, ""
+            if self.draws_in(unit):
+                why = "draws random numbers"
+            elif self.normalizes_in(unit):
+                why = "has BatchNorm, which keeps statistics of each pass"
+            elif any(getattr(part, key) for part in module.modules() for key in HOOKS):
+                why = "has a hook on its forward pass, which no recording calls"
+            if why:
+                return f"layer {unit}, {self.path(unit)!r}, {why}"
+        return ""
+
+    def path(self, unit: int) -> str:
+        """Path of the module in the model with which a unit begins."""
+        return self._units[unit].name
+
+    @cached_property
     def repeated(self) -> list[int]:
         """Units between the first and the last that are like others there, and learn all over."""
-        counts = Counter(self._kinds[1 : self.head])
         middle = range(1, self.head)
-        return [u for u in middle if counts[self._kinds[u]] > 1 and not self._frozen[u]]
+        counts = Counter(map(self.work, middle))
+        return [u for u in middle if counts[self.work(u)] > 1 and not self._frozen[u]]
+
+    def work(self, unit: int) -> str:
+        """Equal for units that do the same operations on the same shapes, whatever they hand on."""
+        return self._work[unit]
+
+    def core(self, unit: int) -> Core:
+        """The unit's calls without what it hands on."""
+        return self._cores[unit]
 
     def _traits_of_units(self) -> tuple[list[str], dict[str, LayerTraits]]:
         """The kind of each unit, and what kinds do, seen without weights. Units are of one kind
         that do the same operations on the same shapes; it is named after the first of them. Not
         left for later: what is made meanwhile would be counted as memory of a pass."""
+        self._cores: list[Core] = []
+        self._work: list[str] = []
         kinds: list[str] = []
         traits: dict[str, LayerTraits] = {}
         seen: dict[Any, tuple[LayerTraits, bool]] = {}
         first: dict[Any, str] = {}
         for layer in self._units:
-            plan, own = layer.module.plan, _signature(layer)
-            attributes = own if (written := _attributes(layer)) is None else (own, written)
+            plan, own = layer.module.plan, (work_of(layer), ends_of(layer))
+            attributes = own if (written := attributes_of(layer)) is None else (own, written)
             if written is None or attributes not in seen:
                 seen[attributes] = traits_of(layer), plan.at_home
             found, plan.at_home = seen[attributes]
@@ -320,6 +351,8 @@ class Decomposed(LayeredModel):
                 first[signature] = f"{layer.name}@{layer.index}" if taken else layer.name
                 traits[first[signature]] = found
             kinds.append(first[signature])
+            self._cores.append(Core.of(layer))
+            self._work.append(str((own[0], signature[1:], self._cores[-1].form)))
             if layer.index == self.head:
                 self.output = layer.module.restore(found.outputs)
         return kinds, traits
@@ -331,43 +364,3 @@ def _parameters(layer: Layer) -> list[str]:
 
 def _word(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-def _signature(layer: Layer) -> Any:
-    plan = layer.module.plan
-    own = [
-        (name, tuple(parameter.shape), layer.shared.get(name))
-        for name, parameter in layer.module.named_parameters(remove_duplicate=False)
-    ]
-    children = [type(child) for child in layer.module.modules()]
-    calls = [
-        (call.target if callable(call.target) else layer.module.slots[call.target], call.results)
-        for call in plan.calls
-    ]
-    inputs = [(v.shape, v.dtype, v.differentiable) for v in layer.inputs]
-    outputs = [(v.shape, v.dtype, v.differentiable) for v in layer.outputs]
-    return str((own, children, [(str(t), len(r)) for t, r in calls], inputs, outputs))
-
-
-def _attributes(layer: Layer) -> str | None:
-    """All that modules of a layer have as plain attributes: layers with equal ones do alike. None
-    where something among them cannot be told from its words, such as a function."""
-    found = []
-    for path, part in layer.module.named_modules():
-        for name, value in vars(part).items():
-            if name in HOOKS and value:
-                return None
-            if name.startswith("_") or name in ("plan", "slots", "criterion", "training"):
-                continue
-            if not _is_plain(value):
-                return None
-            found.append((path, name, value))
-    return str(found)
-
-
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, tuple | list):
-        return all(map(_is_plain, value))
-    if isinstance(value, dict):
-        return all(map(_is_plain, (*value, *value.values())))
-    return isinstance(value, int | float | str | torch.dtype | None)

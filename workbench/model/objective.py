@@ -326,10 +326,6 @@ class Layered(Decomposed):
         with Postponed() if unit == self.head else nullcontext():
             return super().forward(unit, module, x, ctx, targets)
 
-    def path(self, unit: int) -> str:
-        """Path of the module in the objective with which a unit begins."""
-        return self._units[unit].name
-
     def modules_by_path(self) -> Iterator[tuple[str, nn.Module]]:
         """All modules of the objective."""
         return self._module.named_modules()

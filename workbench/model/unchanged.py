@@ -47,7 +47,10 @@ class Unchanged:
         self._own = frozenset(id(part) for _, part in parts)
         self._parts = [_Part(name, part, self._own) for name, part in parts]
         self._function, self._torch = self._read_by(function), _of_torch()
-        self._beside = [*self._read_around(module)]
+        around = {"", *(path[: m.start()] for path in choose(module) for m in DOT.finditer(path))}
+        self._beside = [*self._read_around(module, sorted(around))]
+        inside = {type(part) for name, part in parts if name not in around}
+        self._inside = [*self._read_in(inside)]
         self._tensors = {} if function is None else dict(chain(*map(_tensors_of, parts)))
         self._turn = 0
 
@@ -80,15 +83,30 @@ class Unchanged:
         for name in self._tensors.keys() & state.keys():
             self._tensors[name].may_be(state[name])
 
-    def _read_around(self, module: nn.Module) -> Iterator[tuple[str, Place, Any]]:
+    def _read_around(
+        self, module: nn.Module, around: Iterable[str]
+    ) -> Iterator[tuple[str, Place, Any]]:
         """Variables beside the module that code around its blocks reads, in words, and their
         values: the blocks themselves run as they are."""
-        around = {"", *(path[: m.start()] for path in choose(module) for m in DOT.finditer(path))}
-        for path in sorted(around):
+        for path in around:
             kind = type(module.get_submodule(path))
             for place in Reached(self._own).follow("forward", kind.forward, kind):
                 if isinstance(value := _look(place), PLAIN) and not place.written:
                     yield f"{_quoted(place.name)}, which the forward pass reads,", place, value
+
+    def _read_in(self, kinds: Iterable[type[nn.Module]]) -> Iterator[tuple[str, Place, Any]]:
+        """Variables beside the module that code of these classes reads, and their values."""
+        reached = Reached(self._own)
+        for kind in kinds:
+            reached.follow("forward", kind.forward, kind)
+        for place in reached.places:
+            if place.whole and not place.written:
+                yield _quoted(place.name), place, _look(place)
+
+    def changed_inside(self) -> str:
+        """A variable beside the module that is another than before, and that code of its blocks
+        reads: it is followed as long as this code runs in each pass. Empty where there is none."""
+        return next((what for what, place, old in self._inside if _look(place) != old), "")
 
     def _read_by(self, function: Callable | None) -> dict[tuple[str, int], Any]:
         """Values by the names of their places, and how many of the same name come before."""

@@ -4,7 +4,8 @@ That pays where one thread cannot launch a block's kernels as fast as the GPU is
 beside the threads of copies and host updates (passes/replay.py has what was seen), and costs the
 device the memory of one block's pass. Recordings know addresses only: of a block that draws random
 numbers, or does anything else that differs from step to step, there can be none. Whether blocks of
-Hugging Face do, their profile says: it has recorded passes of those that do not.
+Hugging Face, or layers of a user's module, do, their profile says: it has recorded passes of those
+that do not.
 """
 
 from __future__ import annotations

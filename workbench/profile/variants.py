@@ -12,9 +12,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from math import inf
 from typing import Any
 
 import torch
@@ -36,7 +37,7 @@ from workbench.profile.units import (
 )
 from workbench.runtime.memory.device_budget import device_meter
 from workbench.runtime.memory.tiers import OutOfMemory
-from workbench.runtime.passes.bundle import bytes_of
+from workbench.runtime.passes.bundle import Boundary, Bundle, bytes_of
 from workbench.runtime.passes.halves import input_half
 from workbench.runtime.passes.replay import Chain, Key, Replays
 
@@ -47,6 +48,8 @@ LONG_S = 0.1
 again."""
 CLOSE = 0.01
 """Relative difference of two gradients that are one: some kernels add up in any order."""
+LOOKS = 3
+"""Launched passes that are compared with each other, and with recorded ones."""
 
 
 def with_variants(
@@ -71,6 +74,46 @@ def with_variants(
             found[kind] = replace(cost, variants=tuple(variants))
             del alone
     return found
+
+
+def with_recorded(
+    costs: Mapping[str, UnitCost], setting: Setting
+) -> tuple[dict[str, UnitCost], str]:
+    """Costs by kind of unit of a user's module, with recorded passes of the layers between the
+    first and the last where all of them can be; else without, and why they cannot."""
+    model, found = setting.model, {**costs}
+    first = {model.kind(unit): unit for unit in reversed(range(1, model.head))}
+    long = max((costs[kind].forward_s for kind in first), default=inf) >= RECORDED_BELOW_S
+    if long or model.varies:  # the GPU is the limit, or nothing is to be tried
+        return found, model.varies
+    with metered(setting.device) as meter:
+        for unit in (0, *sorted(first.values())):
+            alone, why = Alone(setting, unit, meter), ""
+            try:
+                _check_form(alone)
+                if unit:
+                    variants = tuple(_recorded(alone, costs[alone.kind], checkpointed=False))
+                    found[alone.kind] = replace(costs[alone.kind], variants=variants)
+            except Exception as error:  # whatever the module's code raises
+                why = f"layer {unit}, {model.path(unit)!r}: {error}".split("\n")[0]
+            del alone
+            if why:
+                return {**costs}, why
+    return found, ""
+
+
+def _check_form(alone: Alone) -> None:
+    """Raise ValueError where a unit puts out other tensors than those for which there is memory,
+    from which recordings read their inputs; or in another order than the next unit was compiled
+    for, since nothing can be compiled while passes are recorded."""
+    boundary, made = _behind(alone), alone.forward()
+    wanted = [part.full_shape(alone.samples) for part in boundary.parts]
+    for tensor, shape, dtype in zip(made, wanted, boundary.dtypes, strict=True):
+        if (tensor.shape, tensor.dtype) != (torch.Size(shape), dtype):
+            raise ValueError(f"it puts out {tensor.dtype} of {[*tensor.shape]}, planned as {dtype}")
+        relayed = any(tensor is own for own in alone.x)
+        if alone.unit and not (relayed or tensor.is_contiguous()):
+            raise ValueError("a tensor that it puts out is not contiguous")
 
 
 def halves(alone: Alone, cost: UnitCost) -> Variant:
@@ -133,14 +176,25 @@ def recorded(alone: Alone, cost: UnitCost, *, checkpointed: bool) -> list[Varian
     checkpoint. Passes that are too long to be recorded, or for whose recordings the device has no
     room, take their launched time, and those from a checkpoint are not recorded. Of a block that
     cannot be recorded there are none."""
+    try:
+        return _recorded(alone, cost, checkpointed=checkpointed)
+    except torch.AcceleratorError:  # something in there waits for the GPU
+        return []
+
+
+def _recorded(alone: Alone, cost: UnitCost, *, checkpointed: bool) -> list[Variant]:
+    """Likewise. Raises what a recording raises that fails, and ValueError for one of a user's
+    module that does not stand for launched passes."""
     launched = cost.forward_s, cost.recompute_s, cost.backward_s
     found = [Variant(name=RECORDED, seconds=launched)]
     if cost.forward_s >= RECORDED_BELOW_S:
         return found
-    x, key = alone.x, (alone.unit, len(alone.x) == 1)
-    above = torch.randn_like(x[0])
+    x, whole = alone.x, not alone.model.compilable
+    key, above = (alone.unit, whole or len(x) == 1), _gradients_of(alone)
     try:
         with _recordings(alone) as replays:
+            if whole and not _stands(alone, replays, key, above):
+                raise ValueError("a recorded pass of it gives other numbers than a launched one")
             seconds = _medians(
                 alone,
                 lambda: replays.forward(key, x),
@@ -153,22 +207,60 @@ def recorded(alone: Alone, cost: UnitCost, *, checkpointed: bool) -> list[Varian
                 found += _from_checkpoint(alone, replays, key, above)
     except (OutOfMemory, torch.OutOfMemoryError):
         torch.cuda.empty_cache()
-    except torch.AcceleratorError:  # something in there waits for the GPU
-        return []
     return found
 
 
-def _from_checkpoint(alone: Alone, replays: Replays, key: Key, above: Tensor) -> list[Variant]:
+def _gradients_of(alone: Alone) -> Bundle:
+    """Made-up gradients of a unit's outputs."""
+    boundary = _behind(alone).gradients()
+    return tuple(map(torch.randn_like, boundary.new(alone.samples, alone.device)))
+
+
+def _behind(alone: Alone) -> Boundary:
+    setting = alone.setting
+    return Boundary(alone.model.boundary(alone.unit + 1, setting.seq), setting.dtype)
+
+
+def _stands(alone: Alone, replays: Replays, key: Key, above: Bundle) -> bool:
+    """Whether recorded passes give what launched ones give, of other numbers than they were
+    recorded with: to the bit, unless launched ones differ among themselves, whose kernels add up in
+    any order. Code that reads something beside its inputs and weights, or launches on a stream of
+    its own, may not be in a recording."""
+    one, *others = (_launched(alone, above) for _ in range(LOOKS))
+    made = [t.clone() for t in replays.forward(key, alone.x)]
+    replays.recompute(key, alone.x)
+    made += [t.clone() for t in replays.output(key)]
+    input_grads, grads = replays.backward(key, above)
+    made += [*input_grads, *grads]
+    steady = all(all(map(torch.equal, one, other)) for other in others)
+    return all(map(torch.equal if steady else _close, made, one))
+
+
+def _launched(alone: Alone, above: Bundle) -> list[Tensor]:
+    """Outputs of both passes forward, and the gradients of inputs and parameters."""
+    made, (x, y), wanted = alone.forward(), alone.graph(), _behind(alone).differentiable
+    ends = [t for t, differentiable in zip(y, wanted, strict=True) if differentiable]
+    pairs = [(t, g) for t, g in zip(ends, above, strict=True) if t.requires_grad]
+    through = [*(t for t in x if t.requires_grad), *alone.parameters]
+    grads: Sequence[Tensor] = [torch.zeros_like(t) for t in through]
+    if pairs:
+        grads = torch.autograd.grad(
+            [t for t, _ in pairs], through, [g for _, g in pairs], materialize_grads=True
+        )
+    return [*made, *(t.detach() for t in y), *grads]
+
+
+def _from_checkpoint(alone: Alone, replays: Replays, key: Key, above: Bundle) -> list[Variant]:
     """None where the backward pass reads more of its forward pass than the input: then its
     gradients are those of other samples than the ones it is given. These have positions of one
     document each, and were recorded with a document for each token."""
     x = (alone.x[0], *(ones.cumsum(-1) for ones in alone.x[1:]))
     seconds = _medians(alone, lambda: replays.from_checkpoint(key, x, above))
     first, grads = replays.from_checkpoint(key, x, above)
-    made = [grad.clone() for grad in (first, *grads)]
+    made = [grad.clone() for grad in (*first, *grads)]
     replays.recompute(key, x)
     first, grads = replays.backward(key, above)
-    alike = all(map(_close, made, (first, *grads)))
+    alike = all(map(_close, made, (*first, *grads)))
     return [Variant(name=RECORDED_CHECKPOINT, seconds=tuple(seconds))] if alike else []
 
 
@@ -176,11 +268,13 @@ def _from_checkpoint(alone: Alone, replays: Replays, key: Key, above: Tensor) ->
 def _recordings(alone: Alone, *, back: bool = False) -> Iterator[Replays]:
     """Recordings of a block as a run makes them; with `back` those of a backward pass from a
     checkpoint, too."""
-    template, device = alone.template, alone.device
-    chain = Chain.alone(alone.kind, alone.module, alone.parameters, alone.samples)
+    template, device, whole = alone.template, alone.device, not alone.model.compilable
+    ends = (alone.boundary, _behind(alone)) if whole else ()
+    chain = Chain.alone(alone.kind, alone.module, alone.parameters, alone.samples, ends)
+    run = template.layer if whole else template.block
     replays = Replays(
-        template.block, alone.boundary, alone.samples, device_meter(device),
-        checkpointed=template.checkpointed_block,
+        run, alone.boundary, device_meter(device), checkpointed=template.checkpointed_block,
+        whole=whole,
     )  # fmt: skip
     try:
         each = {alone.unit: chain}

@@ -19,15 +19,11 @@ from torch import Tensor, nn
 
 from workbench.core import methods
 from workbench.core.reporter import Reporter
-from workbench.core.spec import AUTO, VALUE_BYTES, RunSpec
+from workbench.core.spec import AUTO, RunSpec
 from workbench.model.draws import Draws
 from workbench.model.modules import Decomposed
 from workbench.model.objective import NO_MEAN, PREFIX, Batch, Handed, Layered, Objective, Weigh
-from workbench.profile.alone import Setting
 from workbench.profile.dividing import Tried, best_division, in_words, spares
-from workbench.profile.measure import kind_costs
-from workbench.profile.profile import Profile
-from workbench.profile.store import hardware
 from workbench.ranks.peers import Peers
 from workbench.runtime.checkpoint.checkpoint import ByUnit, in_memory
 from workbench.runtime.checkpoint.manifest import step_name
@@ -35,7 +31,7 @@ from workbench.runtime.passes.statistics import clones
 from workbench.runtime.passes.unit_passes import make_room
 from workbench.schedule.plan import DoesNotFit, Plan
 from workbench.training.bounded import Again, compare_in_time
-from workbench.training.compare import Rows
+from workbench.training.module_profile import profile_of
 from workbench.training.optimizer_settings import MakeOptimizer, Settings
 from workbench.training.run import Training, resolve_device
 
@@ -81,6 +77,10 @@ class Steps(Protocol):
     def objective(self, batch: Batch, again: Again) -> Objective | None:
         """The objective for batches of the form of one that is `shorter` than the first; `again`
         makes it. None for the first one's. Raises ValueError where they cannot be trained."""
+
+    def launch(self) -> bool:
+        """Have no recorded passes any more, whose code is not run; whether there were some."""
+        return False
 
     def settle(self) -> None:
         """Wait until what steps have left to others is done, before weights are asked for or other
@@ -271,6 +271,9 @@ class InOneProcess(Steps):
         self._kept = None
         return self._whole.history.losses[-1]
 
+    def launch(self) -> bool:
+        return self.plan is not None and self._whole.launch()
+
     def settle(self) -> None:
         self._before = self.steps
         self._whole.settle()
@@ -330,7 +333,7 @@ def _tried(task: Task, spec: RunSpec, model: Decomposed, batches: Draws) -> Trie
     number of micro-batches among several."""
     rows = batches.rows(range(spec.microbatch))
     try:
-        profile = profile_of(spec, model, rows, task.results, task.report)
+        profile = profile_of(spec, model, rows, task.results, task.report, records=True)
     except torch.OutOfMemoryError as error:
         if task.microbatches:
             raise
@@ -340,6 +343,9 @@ def _tried(task: Task, spec: RunSpec, model: Decomposed, batches: Draws) -> Trie
             torch.cuda.empty_cache()  # the plan has all of the budget
     task.report.phase("planning")
     plan = methods.load(spec.method).plan(spec, profile)
+    if profile.note:
+        task.report.event("launched", text=profile.note)
+        plan = replace(plan, notes=(*plan.notes, profile.note))
     room = spec.device_memory or profile.hardware.device_bytes
     return Tried(spec, plan, spares(plan, room, measured=True))
 
@@ -354,27 +360,6 @@ def _open(model: Layered) -> int | str:
     except ValueError:
         return 1
     return AUTO
-
-
-def profile_of(
-    spec: RunSpec, model: Decomposed, rows: Rows, results: Path, report: Reporter
-) -> Profile:
-    """The profile of the layers on this machine for micro-batches of such rows, measured now."""
-    report.phase(f"profiling the layers in micro-batches of {len(rows[-1])}")
-
-    def tell(done: int, count: int) -> None:
-        report.event("part", done=done, count=count)
-
-    *inputs, targets = rows
-    device, nbytes = resolve_device(spec.device).type, VALUE_BYTES[spec.dtype]
-    how = {"seq": spec.model.seq, "dtype": spec.dtype, "device": device}
-    costs, library_bytes = kind_costs(Setting.of(model, tuple(inputs), targets, **how), tell)
-    units = [costs[model.kind(unit)] for unit in range(model.num_units)]
-    return Profile(
-        hardware=hardware(results, device, lambda text: report.event("profile", text=text)),
-        units=tuple(units), microbatch=len(targets),
-        seq=spec.model.seq, weight_bytes=nbytes, library_bytes=library_bytes,
-    )  # fmt: skip
 
 
 def check_layers(

@@ -41,7 +41,8 @@ from workbench.runtime.transport.groups import as_one
 from workbench.schedule.schedule import PAGE, Schedule
 from workbench.schedule.serialize import from_json, to_json
 from workbench.training.history import History
-from workbench.training.loop import OutsideRate, Steps, Task, check_layers, profile_of
+from workbench.training.loop import OutsideRate, Steps, Task, check_layers
+from workbench.training.module_profile import profile_of
 from workbench.training.rank_host import RankHost, check_runs, statistics
 from workbench.training.ranks import up_to_room
 from workbench.training.run import write_weights

@@ -207,6 +207,11 @@ class Training:
             self.settle()  # the next segment begins on a device that is idle
             self.engine.have(model)
 
+    def launch(self) -> bool:
+        """Have no recorded passes any more; whether there were some."""
+        self.settle()
+        return self.engine.launch()
+
     def settle(self) -> None:
         """Wait until all updates of steps that were asked are made; raises what failed there."""
         with self.meter:

@@ -30,7 +30,7 @@ from workbench.runtime.memory.storage import DTYPES
 from workbench.runtime.memory.tiers import OutOfMemory
 from workbench.runtime.passes.bundle import Boundary
 from workbench.runtime.passes.layer_stage import held_in, parts_into
-from workbench.training.loop import profile_of
+from workbench.training.module_profile import profile_of
 
 MOST_ROWS = 64
 """Of a micro-batch that is measured."""

@@ -79,6 +79,10 @@ class Program(nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_of": self._written}  # once for all copies
 
+    def have(self, written: WrittenOut) -> None:
+        """Run another plan, written out already, of the same parts and tensors."""
+        self.plan, self._of = written.plan, written
+
     def restore(self, outputs: tuple[Tensor, ...]) -> Any:
         """The model's output, such as a dictionary, from the tensors in it."""
         return self._written.restore(self, outputs, 0, outputs[0].device, self.training)

@@ -16,6 +16,7 @@ are left in peace.
 """
 
 import re
+import sys
 import threading
 import weakref
 from abc import ABC, abstractmethod
@@ -88,6 +89,11 @@ class DeviceMeter(ABC):
     def peak(self) -> int:
         """The most bytes in use at once since the last ``reset_peak``; never above the budget."""
 
+    @property
+    @abstractmethod
+    def left(self) -> int:
+        """Bytes that are not in use."""
+
     @abstractmethod
     def reset_peak(self) -> None:
         """Begin the peak again at the bytes in use."""
@@ -149,6 +155,10 @@ class StorageMeter(DeviceMeter):
     @property
     def peak(self) -> int:
         return self._peak
+
+    @property
+    def left(self) -> int:
+        return sys.maxsize if self.budget is None else self.budget - self.now
 
     def reset_peak(self) -> None:
         with self._lock:
@@ -316,6 +326,12 @@ class CudaMeter(DeviceMeter):
     @property
     def peak(self) -> int:
         return torch.cuda.max_memory_allocated(self.device) + self._apart
+
+    @property
+    def left(self) -> int:
+        free = torch.cuda.mem_get_info(self.device)[0] + torch.cuda.memory_reserved(self.device)
+        whole = min(free, sys.maxsize if self.budget is None else self.budget)
+        return whole - self.now
 
     @property
     def reserved_peak(self) -> int:

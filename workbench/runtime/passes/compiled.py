@@ -1,9 +1,9 @@
 """Layers of a user's module through compiled graphs, one for all layers of a kind.
 
-A layer is a program (model/decompose/program.py). Layers of a kind do the same operations, so a
-program is compiled as a function of its weights too, and runs with those of each. A layer that
-draws random numbers or has BatchNorm reads state beside its tensors, and stays as it is, and so
-does one that torch cannot compile.
+A layer is a program (model/decompose/program.py). Layers that do the same operations, whatever they
+hand on beside (core.py), are one function of their weights too, which is compiled once, and runs
+with those of each. A layer that draws random numbers or has BatchNorm reads state beside its
+tensors, and stays as it is, and so does one that torch cannot compile.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
+from workbench.model.decompose.core import Core
 from workbench.model.decompose.program import Program
 from workbench.model.modules import Decomposed
 
@@ -40,9 +41,9 @@ def _call(program: Program, own: Tensors, inputs: Sequence[Tensor], targets: Any
 class CompiledProgram:
     """A layer, called as its program is."""
 
-    def __init__(self, program: Program, bare: Program, call: Call) -> None:
-        """`bare`: a program of its kind, without weights."""
-        self._program, self._bare, self._run = program, bare, call
+    def __init__(self, program: Program, core: Core, bare: Program, call: Call) -> None:
+        """`core`: its calls; `bare`: a program of such calls, without weights."""
+        self._program, self._core, self._bare, self._run = program, core, bare, call
         places = [
             (f"{path}{'.' if path else ''}{name}", own, name)
             for path, part in program.named_modules(remove_duplicate=False)
@@ -67,7 +68,8 @@ class CompiledProgram:
             self._bare.train(self.training)
         own = {local: tensors[name] for local, tensors, name in self._places}
         try:
-            return self._run(self._bare, own, inputs, targets)
+            read = [inputs[place] for place in self._core.reads]
+            return self._core.outputs(inputs, self._run(self._bare, own, read, targets))
         except torch._dynamo.exc.TorchDynamoException:
             self._run = None
             return self(*inputs, targets=targets)
@@ -91,7 +93,9 @@ class Programs:
         if unit not in self._units:
             return program
         if program not in self._made:
-            if (kind := self._model.kind(unit)) not in self._bare:
-                self._bare[kind] = self._model.skeleton(unit)
-            self._made[program] = CompiledProgram(program, self._bare[kind], self._call)
+            work, core = self._model.work(unit), self._model.core(unit)
+            if work not in self._bare:
+                self._bare[work] = bare = self._model.skeleton(unit)
+                bare.have(core.written)
+            self._made[program] = CompiledProgram(program, core, self._bare[work], self._call)
         return self._made[program]

@@ -38,6 +38,7 @@ from workbench.schedule.schedule import Schedule
 
 PASSING = (Kind.FORWARD, Kind.RECOMPUTE, Kind.BACKWARD, Kind.STASH, Kind.FETCH)
 """Actions of passes, and on what they leave."""
+NO_UNITS: frozenset[int] = frozenset()
 
 
 class Engine:
@@ -97,14 +98,11 @@ class Engine:
         """Of models that had batches here, the first one's first."""
         self._take(model)
         self._replays: RecordedBlocks | None = None
-        self._replayed: frozenset[int] = frozenset()
-        """Units whose passes are recorded."""
         if name.REPLAYS in schedule.buffers:
             self._replays = RecordedBlocks(
-                model, self._modules, self._template, self._boundaries[1],
+                model, self._modules, self._template, self._boundaries,
                 rows=spec.microbatch, recomputed=self._recomputed, meter=memory.meter,
             )  # fmt: skip
-            self._replayed = self._replays.units
 
     def have(self, model: LayeredModel) -> None:
         """Have these layers pass batches of their form, from the next step on; their weights are
@@ -171,6 +169,10 @@ class Engine:
         if self._replays is not None:
             self._replays.forget()
 
+    def launch(self) -> bool:
+        """Have no recorded passes any more, between two steps; whether there were some."""
+        return self._replays is not None and self._replays.let_go()
+
     def close(self) -> None:
         """Let go of all memory; every lane must have ended."""
         self.forget()
@@ -210,6 +212,7 @@ class Engine:
             guess=hyper,
             calm=self.optimizer.calm and not self.holds,
             held=self.holds,
+            replayed=self._replays.units_of(self.model, parts) if self._replays else NO_UNITS,
             left_out=CHANGES if self.holds else PASSING if self.bare else (),
             skipped=self.holds,
             carried=self._gradients.held,
@@ -225,7 +228,7 @@ class Engine:
 
     def _forward(self, action: Action, step: int) -> None:
         unit, micro, state = action.unit, action.microbatch, self._steps[step]
-        if unit in self._replayed:
+        if unit in state.replayed:
             x = self._inputs[unit, micro]
             self._inputs[unit + 1, micro] = self._replays.forward(unit, x, state.uniform[micro])
             return
@@ -242,7 +245,7 @@ class Engine:
 
     def _recompute(self, action: Action, step: int) -> None:
         unit, micro, state = action.unit, action.microbatch, self._steps[step]
-        if unit in self._replayed:
+        if unit in state.replayed:
             self._replays.recompute(unit, self._inputs[unit, micro], state.uniform[micro])
             return
         x = self._input(state, unit, micro, grad=True)
@@ -252,10 +255,10 @@ class Engine:
     def _backward(self, action: Action, step: int) -> None:
         unit, micro = action.unit, action.microbatch
         state, last = self._steps[step], self._micros - 1
-        x, y = ((), ()) if unit in self._replayed else self._graphs.pop((unit, micro))
+        x, y = ((), ()) if unit in state.replayed else self._graphs.pop((unit, micro))
         through = [t for t in x if t.requires_grad]
         above = () if unit == self.model.head else self._output_grads.pop((unit, micro))
-        if unit in self._replayed:
+        if unit in state.replayed:
             back, grads = self._replays.backward(unit, above, state.uniform[micro])
             self._take_gradients(action, state, grads)
         elif self._modules.ends(unit):
@@ -287,7 +290,7 @@ class Engine:
         return [(t, g) for t, g in zip(back, above, strict=True) if t.requires_grad]
 
     def _take_gradients(self, action: Action, state: StepState, grads: list[Tensor]) -> None:
-        how = {"first": action.microbatch == 0, "own": action.unit in self._replayed}
+        how = {"first": action.microbatch == 0, "own": action.unit in state.replayed}
         self._gradients.take(action.unit, grads, carried=state.carried, **how)
 
     def finish(self, step: int) -> tuple[float, StepState]:

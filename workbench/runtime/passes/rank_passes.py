@@ -132,10 +132,9 @@ class RankPasses:
                 parameters=tuple(memory.parameters[module] for module in one.modules),
                 rows=one.rows,
             )
-        most = max(one.rows for one in self._recorded.values())
         unit = min(unit for one in self._recorded.values() for unit in one.units)
         self._replays = Replays(
-            self._template.block, self._boundaries[unit], most, self._meter,
+            self._template.block, self._boundaries[unit], self._meter,
             checkpointed=self._template.checkpointed_block,
         )  # fmt: skip
         self._replays.record(*recorded)
@@ -231,14 +230,14 @@ class RankPasses:
     def _replay_backward(self, action: Action, links: Links, step: int) -> list[Tensor]:
         one, span = self._recorded[action.name], action.span
         key = one.key, self._uniform(action, step)
-        above = single(self._activations.read(links.output_gradient, span)) if one.last else None
+        above = self._activations.read(links.output_gradient, span) if one.last else ()
         if one.index is None:
             x = self._activations.read(links.source, span)
-            input_grad, grads = self._replays.from_checkpoint(key, x, above)
+            input_grads, grads = self._replays.from_checkpoint(key, x, above)
         else:
-            input_grad, grads = self._replays.backward(key, above, one.index)
-        if input_grad is not None:
-            self._activations.write(links.input_gradient, (input_grad,), action, borrowed=True)
+            input_grads, grads = self._replays.backward(key, above, one.index)
+        if input_grads:
+            self._activations.write(links.input_gradient, input_grads, action, borrowed=True)
         return grads
 
     def backward(self, action: Action, links: Links, step: int) -> None:

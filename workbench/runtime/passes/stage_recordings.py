@@ -25,7 +25,7 @@ import torch
 
 from workbench.runtime.passes.bundle import Bundle
 from workbench.runtime.passes.differentiation import Above
-from workbench.runtime.passes.replay import pool_bytes, recording
+from workbench.runtime.passes.graphs import pool_bytes, recording
 from workbench.runtime.passes.stage_passes import Key, StageModule, StagePasses, wants
 
 SPARE, MESSAGES = 64 << 20, 8

@@ -104,6 +104,13 @@ class Template:
         given = self._of(kind, x, *beside)
         return self._run(self._block, _call, module, given, x, *beside)
 
+    def layer(self, kind: str, module: nn.Module, *x: Tensor) -> Bundle:
+        """A layer of a user's module, of a kind that draws no random numbers and has no BatchNorm:
+        a function of what flows into it and its weights."""
+        unit = next(u for u in range(1, self._model.head) if self._model.kind(u) == kind)
+        ctx = Context(seed=0, step=0, unit=unit, samples=())
+        return bundled(self.forward(unit, module, single(x), ctx, None))
+
     def checkpointed_block(
         self, kind: str, module: nn.Module, x: Tensor, *beside: Tensor
     ) -> Tensor:

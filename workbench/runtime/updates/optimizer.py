@@ -66,6 +66,8 @@ class StepState:
     """Whether updates may be made before the norm is known."""
     held: bool = False
     """Whether its gradients wait for those of the next step, and nothing is updated."""
+    replayed: frozenset[int] = frozenset()
+    """Units whose passes are recordings."""
     left_out: Collection[Kind] = ()
     """Actions that are not performed in it."""
     carried: bool = False
