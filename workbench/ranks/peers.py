@@ -201,8 +201,9 @@ class Peers:
         self._ends.close()
 
     def _watch(self) -> None:
-        """Give up, while this process waits, whoever never comes. Looks are counted, not seconds:
-        this process may have been stopped as well. Whoever has just come may end at once."""
+        """Give up, while this process waits, whoever never comes; then end this process, should it
+        wait on. Looks are counted, not seconds: this process may have been stopped as well.
+        Whoever has just come may end at once."""
         looks = Counter[int]()
         while not self._over.wait(LOOK_S):
             for other in self._others:
@@ -241,17 +242,17 @@ class Peers:
         try:
             self._raise_cause(Failed("its connections are cut"))
         except BaseException as error:
-            self.say(error)
             told = f"{type(error).__name__}: {error}\n"
+            with suppress(OSError):
+                self.say(error)
         time.sleep(NOTICE_S)
         if self._waits() == place:
             code = place[0].f_code
-            sys.stderr.write(
-                f"{told}{code.co_name} of {code.co_filename} waits for it without end, so this "
-                "process ends; start all processes again\n"
-            )
-            for stream in (sys.stdout, sys.stderr):
-                stream.flush()
+            told += f"{code.co_name} of {code.co_filename} waits for it without end, so this "
+            with suppress(Exception):  # nobody may read them any more
+                sys.stderr.write(f"{told}process ends; start all processes again\n")
+                for stream in (sys.stderr, sys.stdout):
+                    stream.flush()
             shutil.rmtree(self._folder, ignore_errors=True)
             os._exit(1)
 
