@@ -29,6 +29,7 @@ from workbench.model.objective import PREFIX
 from workbench.runtime.checkpoint.checkpoint import KINDS, write_unit
 from workbench.runtime.checkpoint.together import Together
 from workbench.runtime.executor.threads import use_rank_threads
+from workbench.runtime.transport.cut import wait
 from workbench.runtime.transport.groups import as_one, tensors_of_all
 from workbench.training.history import History
 from workbench.training.loop import InOneProcess, Steps, Task
@@ -115,7 +116,7 @@ class Shard(FsdpTraining):
 
     def _sum(self, value: float) -> Tensor:
         total = torch.tensor(value, dtype=torch.float64)
-        dist.all_reduce(total, group=self._gloo)
+        wait(dist.all_reduce(total, group=self._gloo, async_op=True), self._gloo)
         return total
 
     def parameters(self) -> dict[str, Tensor]:

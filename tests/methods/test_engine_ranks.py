@@ -163,3 +163,21 @@ def test_a_rank_that_is_stopped_is_named_wherever_it_is_and_another_engine_train
     with engine("plain", net(frozen=method != "fsdp"), clip=None) as made:
         wanted = [made.step(batch, loss_of) for batch in batches(2)]
     assert told[0]["losses"] == pytest.approx(wanted, rel=1e-6)
+
+
+@pytest.mark.parametrize(("method", "waits"), [("fsdp", "torch's"), ("harmony-dp", "ours")])
+def test_a_wait_that_is_deaf_to_cut_connections_ends_with_the_words_of_others(
+    engine, method, waits, capfd
+) -> None:
+    """In torch's code nothing can be raised, so there the process ends."""
+    words = "RankFailed: rank 1: it is stopped, and has not moved for 0 s, in step 1"
+    how = {"method": method, "results": str(engine.args[0]), "waits": waits}
+    with Workers() as workers:
+        told = workers.run("deaf", stages=1, replicas=2, **how)
+    said = capfd.readouterr().err
+    if waits == "ours":
+        assert told[0].get("said") == words, told
+        assert words not in said
+    else:
+        assert told[0] == {"signal": -1}, told
+        assert f"{words}\nsend of " in said

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import nn
 
 from tests.varuna import net
-from tests.varuna.engine_cases import disagreeing  # noqa: F401  # is run by its name
+from tests.varuna.engine_cases import deaf, disagreeing  # noqa: F401  # run by their names
 from workbench.core.stage_map import StageMap
 from workbench.elastic.worker import AGENT, Worker
 from workbench.methods.pipeline.making import StageJob, in_turn

@@ -2,8 +2,25 @@
 
 from __future__ import annotations
 
+import fcntl
+import gc
+import os
+import signal
+import subprocess
+import termios
+import time
+from array import array
+
+import psutil
 import torch
 import torch.distributed as dist
+
+from workbench.core.parents import is_stopped
+from workbench.runtime.transport import cut
+
+LARGE, MOMENT_S, MOST = 1 << 24, 1.0, 1000
+"""Elements of a message that no connection holds; for a receive to begin in another thread; looks
+at connections, should it not have begun."""
 
 
 def disagreeing(stages: int, replicas: int, method: str, results: str) -> dict:
@@ -36,3 +53,63 @@ def disagreeing(stages: int, replicas: int, method: str, results: str) -> dict:
                 engine.step(batch, loss_fn)
                 steps = engine.steps
     return {"said": said, "steps": steps}
+
+
+def deaf(stages: int, replicas: int, method: str, results: str, waits: str) -> dict:
+    """Words of the error that ends the first rank's step, or none where this ends its process. It
+    sends more than a connection holds to the last one, which is stopped until the first has ended:
+    gloo forgets such a message when it is cut, in torch's own wait and in ours."""
+    said = _send_to_a_stopped_rank(method, results, waits)
+    gc.collect()  # nor does the end of the group wait
+    return {"said": said}
+
+
+def _send_to_a_stopped_rank(method: str, results: str, waits: str) -> str:
+    from tests.methods import loops as user
+    from workbench import Engine
+    from workbench.ranks import peers
+
+    peers.STOPPED_S = peers.NOTICE_S = peers.DEAF_S = 0.5
+    dist.all_gather_object(pids := [0, 0], os.getpid())
+    big, batch = torch.ones(LARGE), next(user.batches())
+    module, how = user.net(frozen=method != "fsdp"), {"results": results, "device": "cpu"}
+    engine = Engine(module, {"lr": user.LR}, method, **how)
+    engine.step(batch, user.loss_of)
+
+    def shared() -> dist.Work:
+        return dist.broadcast(big, 0, engine._peers.group, async_op=True)
+
+    def stops(_: object) -> None:
+        wakes = f"tail --pid {pids[0]} -f /dev/null; kill -CONT {pids[1]}"
+        with subprocess.Popen(["sh", "-c", wakes]):
+            came = dist.irecv(big, 0, engine._peers.group) if waits == "torch's" else shared()
+            time.sleep(MOMENT_S)
+            os.kill(pids[1], signal.SIGSTOP)
+        del came
+
+    def sends(_: object) -> None:
+        while not is_stopped(pids[1]):
+            time.sleep(0.01)
+        engine._peers.stops.insert(0, _until_full)
+        if waits == "torch's":
+            dist.send(big, 1, engine._peers.group)
+        else:
+            cut.wait(shared(), engine._peers.group)
+
+    engine._steps.step, said = stops if dist.get_rank() else sends, ""
+    try:
+        engine.step(batch, user.loss_of)
+    except Exception as error:
+        said = f"{type(error).__name__}: {error}"
+    engine.close()
+    return said
+
+
+def _until_full() -> None:
+    """Until a connection of this process has bytes that it cannot send."""
+    left, looks = array("i", [0]), 0
+    while not left[0] and looks < MOST:
+        looks += 1
+        for one in psutil.Process().net_connections("tcp"):
+            if one.raddr and not left[0]:
+                fcntl.ioctl(one.fd, termios.TIOCOUTQ, left)

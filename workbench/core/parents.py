@@ -1,4 +1,5 @@
-"""Processes of the system: ones that end with their parent, stand still, or are about to end."""
+"""Processes of the system: ones that end with their parent, stand still, or are about to end; and
+how much a thread has computed."""
 
 from __future__ import annotations
 
@@ -42,8 +43,14 @@ def is_ending(pid: int) -> bool:
     return len(fields) > 6 and bool(int(fields[6]) & _PF_EXITING)
 
 
-def _stat(pid: int) -> list[bytes]:
-    """The fields behind a process's name; none where there are none."""
+def ticks_of(thread: int) -> list[bytes]:
+    """Processor time of a thread of this process, by its number in the system: the kernel's ticks
+    in its own code, and in the kernel."""
+    return _stat(f"self/task/{thread}")[11:13]
+
+
+def _stat(which: int | str) -> list[bytes]:
+    """The fields behind the name of a process, or of a thread; none where there are none."""
     with suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+        return Path(f"/proc/{which}/stat").read_bytes().rpartition(b")")[2].split()
     return []

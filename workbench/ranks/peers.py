@@ -4,7 +4,8 @@ Each has a folder, in which it says why it fails. While one waits for the others
 these folders, and at the processes of its host. One that has failed, has ended, or has closed its
 engine never comes; nor does one that stays stopped. One that is late is waited for: a loop may do
 anything between two steps, and a rank may measure, compile or write for long. Libraries wait for
-messages without end, so the connections through which these would come are cut.
+messages without end, so the connections through which these would come are cut. A wait that does
+not end even then is in code of a library's, in which nothing can be raised: its process is ended.
 """
 
 from __future__ import annotations
@@ -12,21 +13,25 @@ from __future__ import annotations
 import json
 import os
 import select
+import shutil
 import socket
+import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import psutil
 import torch
 import torch.distributed as dist
 
-from workbench.core.parents import is_stopped
+from workbench.core.parents import is_stopped, ticks_of
 from workbench.ranks.alike import disagreement
 from workbench.ranks.failures import (
     NOTICE_S,
@@ -39,12 +44,19 @@ from workbench.ranks.failures import (
 )
 from workbench.runtime.executor.board import Failed
 from workbench.runtime.executor.notes import leave
+from workbench.runtime.transport import cut, meeting
 from workbench.runtime.transport.groups import as_one, device_of, join, new_group
 
 LOOK_S = 0.02
 """Between two looks at the others."""
 STOPPED_S = 30.0
 """Until a process that a signal has stopped (SIGSTOP) is given up."""
+DEAF_S = 10.0
+"""Until a process is ended that waits in a library when its connections have been cut."""
+LIBRARY = (f"{Path(dist.__file__).parent}/", meeting.__file__)
+"""Beginnings of the names of files whose code waits for other processes."""
+Place = tuple[FrameType, int, list[bytes]]
+"""Where a thread is: its innermost frame, the instruction there, and its processor time."""
 SAME_HOST = (Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/pid"))
 """Equal for processes that can open each other's files of memory."""
 NOTE = "failure.json"
@@ -86,7 +98,10 @@ class Peers:
         """Called where there is no use in waiting any more."""
         self.rank, self.one_host = 0, True
         self._folder, self._others, self._ends = folder, list[Other](), ExitStack()
-        self._where, self._over, self._failed = "", threading.Event(), False
+        self._where, self._thread = "", (0, 0)
+        """The part of the loop that a thread does, and the numbers of this thread in Python and in
+        the system."""
+        self._over, self._failed, self._cut = threading.Event(), False, False
         self._given_up: dict[int, str | Failure] = {}
 
     def meet(self, kind: str) -> None:
@@ -120,10 +135,14 @@ class Peers:
     def new_group(self, backend: str) -> dist.ProcessGroup:
         """A process group of all, which none waits for in vain."""
         made = new_group(backend=backend)
-        self._ends.callback(dist.destroy_process_group, made)
-        if backend == "nccl":
-            self.stops.append(made.abort)
+        self._ends.callback(self._let_go, made)
+        self.stops.append(made.abort if backend == "nccl" else partial(cut.give_up, made))
         return made
+
+    def _let_go(self, group: dist.ProcessGroup) -> None:
+        if self._cut and dist.get_backend(group) == "gloo":
+            cut.keep(group)
+        dist.destroy_process_group(group)
 
     @contextmanager
     def together(self, where: str, check: Callable[[], Mapping[str, Any]] = dict) -> Iterator[None]:
@@ -147,12 +166,13 @@ class Peers:
                 raise error
             yield
             if self.group is not None:
-                dist.barrier(self.group)
+                cut.wait(dist.barrier(self.group, async_op=True), self.group)
 
     @contextmanager
     def watched(self, where: str) -> Iterator[None]:
         """Do a part of the loop in which processes wait for each other by messages of their own;
         `where` is told of it. Raises what made one fail in this part."""
+        self._thread = threading.get_ident(), threading.get_native_id()
         self._where = where
         try:
             yield
@@ -181,8 +201,9 @@ class Peers:
         self._ends.close()
 
     def _watch(self) -> None:
-        """Give up, while this process waits, whoever never comes. Looks are counted, not seconds:
-        this process may have been stopped as well. Whoever has just come may end at once."""
+        """Give up, while this process waits, whoever never comes; then end this process, should it
+        wait on. Looks are counted, not seconds: this process may have been stopped as well.
+        Whoever has just come may end at once."""
         looks = Counter[int]()
         while not self._over.wait(LOOK_S):
             for other in self._others:
@@ -195,9 +216,48 @@ class Peers:
                     self._given_up[other.rank] = why
             if self._given_up:
                 self._stop()
-                return
+                break
+        looks, before = 0, None
+        while not self._over.wait(LOOK_S):
+            now = self._waits()
+            looks = looks + 1 if now is not None and now == before else 0
+            before = now
+            if looks * LOOK_S > DEAF_S:
+                self._end_process(now)
+                looks = 0
+
+    def _waits(self) -> Place | None:
+        """Where code waits for other processes in vain: equal twice where it has done nothing in
+        between. None for all other code, which ends."""
+        frame = sys._current_frames().get(self._thread[0])
+        if not (self._where and self.one_host and frame):
+            return None
+        if not frame.f_code.co_filename.startswith(LIBRARY):
+            return None
+        return frame, frame.f_lasti, ticks_of(self._thread[1])
+
+    def _end_process(self, place: Place) -> None:
+        """End this process as an error would that nobody catches, unless it has left the place; the
+        others are left time to read why."""
+        try:
+            self._raise_cause(Failed("its connections are cut"))
+        except BaseException as error:
+            told = f"{type(error).__name__}: {error}\n"
+            with suppress(OSError):
+                self.say(error)
+        time.sleep(NOTICE_S)
+        if self._waits() == place:
+            code = place[0].f_code
+            told += f"{code.co_name} of {code.co_filename} waits for it without end, so this "
+            with suppress(Exception):  # nobody may read them any more
+                sys.stderr.write(f"{told}process ends; start all processes again\n")
+                for stream in (sys.stderr, sys.stdout):
+                    stream.flush()
+            shutil.rmtree(self._folder, ignore_errors=True)
+            os._exit(1)
 
     def _stop(self) -> None:
+        self._cut = True
         for stop in self.stops:
             stop()
         cut_off(other.pid for other in self._others)

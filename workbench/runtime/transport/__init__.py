@@ -12,5 +12,5 @@ may hang, since loading a kernel waits for all that run.
 groups.py adds up gradients for the engine whose layers visit (passes/pack_engine.py). The engine of
 stages is given its sum: methods/pipeline/stage_pipeline.py makes it. Ranks tell each other JSON or
 tensors (groups.py), never a pickle; groups listen on loopback where one host is all (loopback.py),
-and prove their connections (meeting.py).
+and prove their connections (meeting.py). A wait of the host's ends where these are cut (cut.py).
 """

@@ -27,6 +27,7 @@ from torch import Tensor
 
 from workbench.runtime.memory.tiers import OutOfMemory
 from workbench.runtime.transport import loopback
+from workbench.runtime.transport.cut import wait
 from workbench.runtime.transport.meeting import MAKING, PATIENCE, proved
 from workbench.schedule.action import Action, Kind
 from workbench.schedule.schedule import Schedule
@@ -188,13 +189,13 @@ def _of_all(mine: bytes, group: dist.ProcessGroup | None) -> list[bytes]:
     device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
     own = torch.tensor([len(mine)], device=device)  # [1]
     sizes = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(sizes, own, group=group)
+    wait(dist.all_gather(sizes, own, group=group, async_op=True), group)
     lengths = [int(size) for size in sizes]
     own = torch.zeros(max(lengths), dtype=torch.uint8)  # [bytes of the longest]
     own[: len(mine)] = torch.frombuffer(bytearray(mine), dtype=torch.uint8) if mine else own[:0]
     own = own.to(device)
     told = [torch.empty_like(own) for _ in lengths]
-    dist.all_gather(told, own, group=group)
+    wait(dist.all_gather(told, own, group=group, async_op=True), group)
     every = zip(told, lengths, strict=True)
     return [each[:length].cpu().numpy().tobytes() for each, length in every]
 
