@@ -20,6 +20,8 @@ from workbench.core.model_spec import ModelSpec
 from workbench.core.spec import RunSpec
 from workbench.methods import ftpipe
 from workbench.ranks.failures import RankFailed
+from workbench.runs.planning import choose_profiles
+from workbench.runs.store import Store
 from workbench.runtime.checkpoint.checkpoint import STATISTICS
 from workbench.runtime.checkpoint.manifest import step_name
 from workbench.runtime.memory.tiers import OutOfMemory
@@ -137,6 +139,18 @@ def test_frozen_weights_stay_wherever_they_are_read(how, tmp_path):
         )
     ftpipe.train(spec.with_(steps=2), Silent(), tmp_path / "run")
     assert ftpipe.train(spec, Silent(), tmp_path / "run").losses == whole.losses
+
+
+@pytest.mark.parametrize("order", ["async-1f1b", "gpipe-lifo"])
+def test_peaks_in_bf16_are_planned_with_the_casts_of_weights(order, tmp_path):
+    """Weights are fp32, and each pass that keeps what its backward pass needs keeps their casts."""
+    model = replace(T5, hidden=128, feed_forward=1024)
+    spec = spec_of(model=model, cut="4 5", stage_order=order, dtype="bf16", microbatches=4, steps=2)
+    found = ftpipe.train(spec, Silent(), tmp_path / "runs" / "one")
+    counted = choose_profiles(spec, Store(tmp_path), "h200-141gb", str)[spec.microbatch]
+    counted = replace(counted, library_bytes=0)  # a GPU's
+    planned = ftpipe.plan(spec, counted).peak_bytes["device"]
+    assert found.peak_bytes["device"] == pytest.approx(planned, rel=0.05)
 
 
 @pytest.mark.parametrize("order", ["async-1f1b", "sync-1f1b"])

@@ -256,9 +256,9 @@ def _of_layers(
     """The graph of a model's layers, what compares a partition with the module, and what tells the
     calls of its stages, of which layers have none."""
     from workbench.methods.ftpipe.parts import cut_and_map, graph_of
+    from workbench.methods.ftpipe.stage_sizes import sizes_of
     from workbench.model import make_model
     from workbench.profile.store import profile_for, stored_profile
-    from workbench.profile.unit_costs import ProfiledSizes
     from workbench.training.cut_check import check_stages
 
     model = make_model(spec.model, spec.seed)
@@ -267,7 +267,7 @@ def _of_layers(
         Path(old.origin).unlink(missing_ok=True)
     profile = measured(spec, store, profile_for)
     tied = [(unit, owner) for (unit, _), (owner, _) in model.tied().items()]
-    sizes = ProfiledSizes({profile.microbatch: profile}, tied={})
+    sizes = sizes_of(profile)
     graph = graph_of(profile, sizes, recompute=spec.activations != "keep", tied=tied)
 
     def compare(found: Partition) -> str:

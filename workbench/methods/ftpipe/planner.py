@@ -11,7 +11,7 @@ from workbench.core.division import packs_of
 from workbench.core.spec import RunSpec
 from workbench.methods.ftpipe.orders import SYNCHRONOUS, passes
 from workbench.methods.ftpipe.parts import cut_and_map, partitioned
-from workbench.methods.ftpipe.stage_sizes import StageSizes
+from workbench.methods.ftpipe.stage_sizes import FP32, StageSizes, sizes_of
 from workbench.methods.pipeline.asynchronous import schedule
 from workbench.methods.pipeline.asynchronous_line import Asynchronous, Loan
 from workbench.model import make_model
@@ -19,7 +19,6 @@ from workbench.profile.budgets import Budgets
 from workbench.profile.match import check_profile
 from workbench.profile.profile import Profile
 from workbench.profile.server import ServerCosts, server_of
-from workbench.profile.unit_costs import ProfiledSizes
 from workbench.schedule.action import COMPUTE, Kind, lane_kind
 from workbench.schedule.plan import Plan
 from workbench.schedule.schedule import DEVICE, DISK, HOST_TIER, Schedule
@@ -41,7 +40,7 @@ def stages_of(spec: RunSpec, units: int) -> tuple[range, ...]:
     return stages
 
 
-def loans_of(spec: RunSpec, stages: Sequence[range], weight_bytes: int = 4) -> list[Loan]:
+def loans_of(spec: RunSpec, stages: Sequence[range]) -> list[Loan]:
     """Weights that stages borrow of others, all of a pair of stages together."""
     stage_of = {unit: number for number, own in enumerate(stages) for unit in own}
     found: dict[tuple[int, int], list[int]] = {}
@@ -49,7 +48,7 @@ def loans_of(spec: RunSpec, stages: Sequence[range], weight_bytes: int = 4) -> l
     lent = {(stage_of[unit], *owner) for (unit, _), owner in model.tied().items()}
     for borrower, owner, name in lent:
         if borrower != stage_of[owner]:
-            nbytes = model.shapes(owner)[name].numel() * weight_bytes
+            nbytes = model.shapes(owner)[name].numel() * FP32
             counts = found.setdefault((stage_of[owner], borrower), [0, 0])
             counts[not model.learns(owner, name)] += nbytes
     return [Loan(*pair, *counts) for pair, counts in sorted(found.items())]
@@ -62,30 +61,30 @@ def with_stages(spec: RunSpec, profile: Profile) -> RunSpec:
     where the partitioner finds none."""
     if spec.options.sizes:
         return spec
-    sizes = ProfiledSizes({profile.microbatch: profile}, tied={})
+    sizes = sizes_of(profile)
     server, found = server_of(profile, spec), list[RunSpec]()
-    left = server
+    left = server.device_bytes
     while len(found) < TRIES:
         try:
-            cut, ranks = cut_and_map(partitioned(spec, profile, sizes, left))
+            one = partitioned(spec, profile, sizes, replace(server, device_bytes=left))
         except ValueError:
             if not found:
                 raise
             break
+        cut, ranks = cut_and_map(one)
         found.append(spec.with_(cut=cut, map=ranks))
-        over = max(_needs(_made(found[-1], profile)[0], found[-1]).values()) - server.device_bytes
-        if over <= 0:
+        needs = _needs(_made(found[-1], profile)[0], found[-1])
+        if max(needs.values()) <= server.device_bytes:
             return found[-1]
-        left = replace(left, device_bytes=left.device_bytes - over)
+        unknown = max(needs[device] - known for device, known in enumerate(one.memory_bytes))
+        left = int(min(server.device_bytes - unknown, max(one.memory_bytes) - 1))
     return found[0]
 
 
-def pipeline_of(
-    spec: RunSpec, stages: Sequence[range], sizes: StageSizes, weight_bytes: int = 4
-) -> Asynchronous:
+def pipeline_of(spec: RunSpec, stages: Sequence[range], sizes: StageSizes) -> Asynchronous:
     """The pipeline of a spec."""
     positions = spec.options.processes(len(stages), spec.ranks)
-    return line_of(spec, positions, sizes, loans_of(spec, stages, weight_bytes))
+    return line_of(spec, positions, sizes, loans_of(spec, stages))
 
 
 def line_of(
@@ -180,9 +179,8 @@ def plan(spec: RunSpec, profile: Profile) -> Plan:
 def _made(spec: RunSpec, profile: Profile) -> tuple[Schedule, Asynchronous, StageSizes]:
     """The schedule of a spec with stages, its pipeline, and the sizes of these."""
     stages = stages_of(spec, len(profile.units))
-    profiled = ProfiledSizes({profile.microbatch: profile}, tied={})
-    sizes = StageSizes(profiled, stages, spec.options.state_values)
-    line = pipeline_of(spec, stages, sizes, profile.weight_bytes)
+    sizes = StageSizes(sizes_of(profile), stages, spec.options.state_values)
+    line = pipeline_of(spec, stages, sizes)
     return schedule(line), line, sizes
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 
-from workbench.profile.unit_costs import Sizes
+from workbench.profile.profile import Profile
+from workbench.profile.unit_costs import ProfiledSizes, Sizes
 from workbench.profile.units import UnitCost
 
 SUMS = ("parameters", "forward_s", "recompute_s", "backward_s", "gradient_s", "flops")
@@ -16,6 +18,21 @@ PIECE = 1 << 20
 """Elements of a parameter that are predicted at a time: their intermediate values are small."""
 FUSED = ("adamw", "adam")
 """Optimizers whose update is one kernel on a GPU."""
+
+
+def sizes_of(profile: Profile) -> ProfiledSizes:
+    """Sizes of units with fp32 weights, whatever they were profiled in. Passes in 16 bits cast
+    those that matrix products read, and keep the casts as long as what the backward pass needs."""
+    units = profile.units
+    if profile.weight_bytes < FP32:
+        units = tuple(
+            replace(unit, kept_bytes=unit.kept_bytes + profile.weight_bytes * unit.parameters)
+            if unit.flops >= unit.parameters  # an embedding's are looked up
+            else unit
+            for unit in units
+        )
+    profile = replace(profile, weight_bytes=FP32, units=units)
+    return ProfiledSizes({profile.microbatch: profile}, tied={})
 
 
 class StageSizes:

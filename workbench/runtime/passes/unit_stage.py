@@ -136,7 +136,8 @@ class UnitStage:
     def _autocast(self) -> AbstractContextManager:
         if self.dtype.itemsize > 2:
             return nullcontext()
-        return torch.autocast(self.device.type, self.dtype)
+        keeps = torch.is_grad_enabled()  # else each cast goes with its operation
+        return torch.autocast(self.device.type, self.dtype, cache_enabled=keeps)
 
 
 def _forms(boundary: Boundary | None, samples: int) -> list[Form]:
