@@ -163,7 +163,7 @@ def test_samples_that_depend_on_each_other_are_said_to_and_looked_at_once(tmp_pa
 
 @pytest.fixture
 def tries(request) -> int:
-    return 300 if request.config.getoption("--thorough") else 20
+    return 300 if request.config.getoption("--thorough") else 30
 
 
 @pytest.mark.timeout(1800)
