@@ -323,7 +323,10 @@ def test_masters_of_bf16_weights_go_on_under_another_plan(ranks, tmp_path):
 
 @pytest.mark.parametrize(
     ("how", "told"),
-    [("SIGKILL", "rank 1 was killed by SIGKILL"), ("SIGSTOP", "hangs: it is stopped")],
+    [
+        later("SIGKILL", "rank 1 was killed by SIGKILL"),
+        ("SIGSTOP", "hangs: it is stopped"),
+    ],
 )
 def test_a_process_that_ends_in_a_collective_is_named_and_the_run_goes_on(
     how, told, ranks, monkeypatch, tmp_path
@@ -333,8 +336,7 @@ def test_a_process_that_ends_in_a_collective_is_named_and_the_run_goes_on(
     before, made = children(), plan([(2, END, even(2))])
     spec, folder = spec_of(made, tmp_path, steps=8, save_every=2), tmp_path / "runs" / "run"
     with monkeypatch.context() as patch:
-        begun = ("tests.methods.aceso.rank_driver", how)  # one that is stopped has the pid itself
-        begun = (sys.executable, "-m", *begun) if how == "SIGSTOP" else command(*begun)
+        begun = (sys.executable, "-m", "tests.methods.aceso.rank_driver", how)  # itself has the pid
         launched = partial(RankLauncher, process=begun)
         patch.setattr("workbench.training.trained_ranks.RankLauncher", launched)
         with pytest.raises(RankFailed, match=told) as raised:
