@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations, product
 from typing import Any
@@ -14,12 +15,15 @@ Setting = dict[str, Any]
 
 
 def covering(
-    grids: Sequence[Axes], allowed: Callable[[Setting], bool], cost: Callable[[Setting], float]
-) -> list[Setting]:
+    grids: Sequence[Axes], allowed: Callable[[Setting], bool], cost: Callable[[Setting], float],
+    *, seed: int,
+) -> list[Setting]:  # fmt: skip
     """Allowed settings of some grids over the same axes: every pair of values of two axes that one
     of the grids has is in a setting, unless none of `TRIES` with it was allowed. A setting that
-    costs little for its new pairs goes first; the answer is the same every time."""
-    draw, chosen = random.Random(0), []
+    costs little for its new pairs goes first; in the end those are left out whose pairs others
+    have, the dearest first. The answer is the same every time; of some hundred seeds a caller gives
+    one whose settings cost little."""
+    draw, chosen = random.Random(seed), []
     lacking = {pair: None for axes in grids for pair in _pairs(axes)}  # a dict, which has an order
     while lacking:
         pair = dict(next(iter(lacking)))
@@ -33,7 +37,17 @@ def covering(
         chosen.append(best)
         for known in combinations(best.items(), 2):
             lacking.pop(known, None)
-    return chosen
+    return _needed(chosen, cost)
+
+
+def _needed(chosen: list[Setting], cost: Callable[[Setting], float]) -> list[Setting]:
+    held = Counter(pair for one in chosen for pair in combinations(one.items(), 2))
+    needed = list(chosen)
+    for one in sorted(chosen, key=cost, reverse=True):
+        if all(held[pair] > 1 for pair in combinations(one.items(), 2)):
+            held.subtract(combinations(one.items(), 2))
+            needed.remove(one)
+    return needed
 
 
 def _pairs(axes: Axes) -> list[tuple]:

@@ -396,5 +396,6 @@ CELLS = [
          for grid in own.grids],
         lambda one: divides(Cell(**one)),
         lambda one: 1 + one["ranks"] * one["replicas"],
+        seed=43,
     )
 ] + LENT  # fmt: skip

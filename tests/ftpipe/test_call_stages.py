@@ -73,7 +73,7 @@ def spec_of(found: tuple[str, str], text: str, model: ModelSpec = T5, **changes)
 @pytest.mark.parametrize(
     ("places", "changes"),
     [
-        ("0 1 0 1", {}),
+        pytest.param("0 1 0 1", {}, marks=pytest.mark.thorough),
         ("0 1 0 1", {"process_per_stage": True}),
         ("0 1 1 0", {"microbatches": 1, "weight_stashing": True}),
         ("1 0 1 0", {"optimizer": "sgd", "momentum": 0.9, "lr": 0.05}),
@@ -97,7 +97,9 @@ def test_an_encoder_decoder_of_mixed_stages_trains(found, text, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("model", "order"), [(T5, "sync-1f1b"), (WOVEN, "gpipe-lifo")], ids=["t5", "branches"]
+    ("model", "order"),
+    [pytest.param(T5, "sync-1f1b", marks=pytest.mark.thorough), (WOVEN, "gpipe-lifo")],
+    ids=["t5", "branches"],
 )
 def test_synchronous_orders_are_plain_training(found, text, model, order, tmp_path):
     """With dropout, whose masks stay those of the module as it is written."""

@@ -25,8 +25,17 @@ def everything_stays(tmp_path_factory):
     return lambda spec: trained(spec.with_(method="megatron-lm", window="auto"))
 
 
-@pytest.mark.parametrize("tier", ["host", "disk"])
-@pytest.mark.parametrize(("method", "window"), [(stronghold, 2), (stronghold, 4), (l2l, 2)])
+@pytest.mark.parametrize(
+    ("method", "window", "tier"),
+    [
+        (stronghold, 2, "disk"),
+        (stronghold, 4, "host"),
+        (l2l, 2, "disk"),
+        pytest.param(stronghold, 2, "host", marks=pytest.mark.thorough),
+        pytest.param(stronghold, 4, "disk", marks=pytest.mark.thorough),
+        pytest.param(l2l, 2, "host", marks=pytest.mark.thorough),
+    ],
+)
 def test_placement_makes_no_difference(spec_for, everything_stays, tmp_path, method, window, tier):
     # eps: a key's bias has no gradient but rounding, which AdamW would blow up to full steps.
     spec = spec_for(dtype="bf16", steps=10, window=window, eps=1e-5)

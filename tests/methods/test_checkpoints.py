@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 from baselines import l2l
 from tests.methods.harness import Silent, assert_equals_plain, run, start, unseal
@@ -15,6 +20,11 @@ from workbench.methods import stronghold
 from workbench.methods.offload import resident
 from workbench.runtime.checkpoint import checkpoint
 from workbench.runtime.checkpoint.manifest import MANIFEST
+from workbench.training.run import Training
+
+Ended = Callable[[Path], tuple[Training, dict[str, Tensor]]]
+"""Leaves in a folder what a run of STRONGHOLD to its end has left, and gives training and
+parameters."""
 
 
 def saved(folder) -> list[str]:
@@ -41,9 +51,31 @@ def spec(spec_for):
     return spec_for(window=2, resident=0, steps=6, lr_decay_steps=20, save_every=2)
 
 
-def test_killed_while_saving(spec, tmp_path, monkeypatch):
+@pytest.fixture(scope="module")
+def once(tmp_path_factory) -> Callable:
+    """Trains a spec, once for all that ask."""
+
+    @cache
+    def made(spec):
+        folder = tmp_path_factory.mktemp("ended")
+        return *run(stronghold, spec, folder), folder
+
+    return made
+
+
+@pytest.fixture
+def ended(once, spec) -> Ended:
+    def copied(to: Path):
+        *found, folder = once(spec)
+        shutil.copytree(folder, to, dirs_exist_ok=True)
+        return found
+
+    return copied
+
+
+def test_killed_while_saving(spec, ended, tmp_path, monkeypatch):
     """The half of a checkpoint is no checkpoint, and goes with the next one that is saved."""
-    whole, expected = run(stronghold, spec, tmp_path / "whole")
+    whole, expected = ended(tmp_path / "whole")
     monkeypatch.setattr(checkpoint, "save_file", one_by_one(11, KeyboardInterrupt()))
     with pytest.raises(KeyboardInterrupt):
         run(stronghold, spec, tmp_path)
@@ -107,8 +139,8 @@ def damage(path, how: str) -> None:
 @pytest.mark.parametrize(
     "how", ["cut", "gone", "garbled", "flipped", "without manifest", "one update more"]
 )
-def test_a_damaged_checkpoint_is_passed_over_and_named(spec, tmp_path, how):
-    whole, _ = run(stronghold, spec, tmp_path)
+def test_a_damaged_checkpoint_is_passed_over_and_named(spec, ended, tmp_path, how):
+    whole, _ = ended(tmp_path)
     damage(tmp_path / "checkpoints" / "step-00000006", how)
     again, parameters = run(stronghold, spec, tmp_path)
     assert again.executor.step_numbers == [4, 5]
@@ -121,8 +153,8 @@ def test_a_damaged_checkpoint_is_passed_over_and_named(spec, tmp_path, how):
     assert note.endswith("; the run went on from step-00000004")
 
 
-def test_garbled_checkpoints_only_are_not_a_new_beginning(spec, tmp_path):
-    run(stronghold, spec, tmp_path)
+def test_garbled_checkpoints_only_are_not_a_new_beginning(spec, ended, tmp_path):
+    ended(tmp_path)
     for path in (tmp_path / "checkpoints").iterdir():
         damage(path, "garbled")
     with pytest.raises(ValueError, match="cannot be read: .*; remove .*checkpoints to begin anew"):
@@ -146,8 +178,8 @@ def test_garbled_checkpoints_only_are_not_a_new_beginning(spec, tmp_path):
         ),
     ],
 )
-def test_another_training_is_not_continued(spec, tmp_path, changes, sentence):
-    run(stronghold, spec, tmp_path)
+def test_another_training_is_not_continued(spec, ended, tmp_path, changes, sentence):
+    ended(tmp_path)
     before = saved(tmp_path)
     with pytest.raises(ValueError, match=sentence):
         run(stronghold, spec.with_(**changes), tmp_path)
@@ -164,9 +196,9 @@ def test_methods_continue_one_another(spec, tmp_path, tier):
     assert_equals_plain(spec, last, parameters)
 
 
-def test_a_run_that_has_all_its_steps_claims_no_bytes(spec, tmp_path):
+def test_a_run_that_has_all_its_steps_claims_no_bytes(spec, ended, tmp_path):
     """Killed after the last checkpoint and before its record: nothing was moved this time."""
-    whole, _ = run(stronghold, spec, tmp_path)
+    whole, _ = ended(tmp_path)
     again, _ = run(stronghold, spec, tmp_path)
     outcome = again.outcome("test")
     assert outcome.losses == whole.history.losses
@@ -175,8 +207,10 @@ def test_a_run_that_has_all_its_steps_claims_no_bytes(spec, tmp_path):
     assert "no bytes were counted" in outcome.notes[-1]
 
 
-def test_a_checkpoint_of_before_manifests_were_sealed_is_read_once_it_is_trusted(spec, tmp_path):
-    whole, _ = run(stronghold, spec, tmp_path)
+def test_a_checkpoint_of_before_manifests_were_sealed_is_read_once_it_is_trusted(
+    spec, ended, tmp_path
+):
+    whole, _ = ended(tmp_path)
     older, newer = sorted((tmp_path / "checkpoints").iterdir())
     unseal(older, sums=False)  # as written before there were any checksums
     unseal(newer)

@@ -35,7 +35,9 @@ def whole(answer) -> int:
 
 
 @pytest.mark.usefixtures("forked")
-@pytest.mark.parametrize("method", ["stronghold", "plain"])
+@pytest.mark.parametrize(
+    "method", ["stronghold", pytest.param("plain", marks=pytest.mark.thorough)]
+)
 def test_what_does_not_fit_whole_is_divided_planned_trained_and_resumed(
     method, tmp_path, measured, capsys
 ) -> None:

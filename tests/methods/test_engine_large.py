@@ -62,7 +62,9 @@ def seen(monkeypatch) -> list[Compared]:
     ("parts", "told"),
     [
         (bounded.PARTS[-1:], "3 of 6 layers, 16 of 48 tokens a row, 2 rows"),
-        (bounded.PARTS[2:3], "16 of 48 tokens a row, 2 rows"),
+        pytest.param(
+            bounded.PARTS[2:3], "16 of 48 tokens a row, 2 rows", marks=pytest.mark.thorough
+        ),
         ((), "not compared"),
     ],
 )

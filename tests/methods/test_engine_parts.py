@@ -162,7 +162,14 @@ def test_rows_draw_alike_however_a_batch_is_divided(engine) -> None:
         assert losses == pytest.approx(found[0], rel=1e-5)
 
 
-@pytest.mark.parametrize(("method", "parts"), [("plain", 4), ("stronghold", 2), ("harmony-pp", 2)])
+@pytest.mark.parametrize(
+    ("method", "parts"),
+    [
+        ("harmony-pp", 2),
+        pytest.param("plain", 4, marks=pytest.mark.thorough),
+        pytest.param("stronghold", 2, marks=pytest.mark.thorough),
+    ],
+)
 def test_labels_of_a_padded_decoder_count_as_its_own_loss_counts_them(
     engine, method, parts
 ) -> None:
@@ -193,7 +200,7 @@ def test_labels_of_a_padded_decoder_count_as_its_own_loss_counts_them(
         made.step(given[0], of_outputs)
 
 
-@pytest.mark.parametrize("method", ["stronghold", "l2l"])
+@pytest.mark.parametrize("method", ["stronghold", pytest.param("l2l", marks=pytest.mark.thorough)])
 def test_the_number_of_parts_is_chosen_where_a_batch_does_not_fit_whole(engine, method) -> None:
     """Rows count unlike; where parts would be another training, there are none."""
     given = [*batches(5, 8, padded=True)]

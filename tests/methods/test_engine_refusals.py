@@ -183,7 +183,9 @@ def masked(logits: Tensor, batch: dict[str, Tensor]) -> Tensor:
     return (losses.view_as(batch["marks"]) * batch["marks"]).sum() / batch["marks"].sum()
 
 
-@pytest.mark.parametrize("method", ["plain", "stronghold", "harmony-dp"])
+@pytest.mark.parametrize(
+    "method", ["plain", "harmony-dp", pytest.param("stronghold", marks=pytest.mark.thorough)]
+)
 def test_a_loss_that_is_not_the_mean_of_its_parts_is_refused(engine, method) -> None:
     marks = (torch.arange(6) < torch.tensor([[1], [5], [2], [6]])).float()
     batch = next(batches()) | {"marks": marks}

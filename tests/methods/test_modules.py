@@ -341,7 +341,11 @@ def biased_for(net: str, batch: int):
 
 @pytest.mark.parametrize(
     ("mode", "ranks", "batch", "measured"),
-    [("pp", 1, 4, 1), ("pp", 2, 5, 2), ("dp", 2, 8, 1)],
+    [
+        pytest.param("pp", 1, 4, 1, marks=pytest.mark.thorough),
+        ("pp", 2, 5, 2),
+        ("dp", 2, 8, 1),
+    ],
     ids=["on one rank", "by message, the last alone", "twice on each rank"],
 )
 def test_what_does_not_grow_with_the_batch_has_gradients_of_every_micro_batch(

@@ -42,7 +42,13 @@ def spec_for(model: ModelSpec, **changes):
     return plain.spec_for(**{**given, **changes})
 
 
-@pytest.fixture(scope="module", params=MODELS, ids=["BatchNorm", "GroupNorm", "bottlenecks", "vit"])
+@pytest.fixture(
+    scope="module",
+    params=[
+        MODELS[0], pytest.param(MODELS[1], marks=pytest.mark.thorough), *MODELS[2:],
+    ],
+    ids=["BatchNorm", "GroupNorm", "bottlenecks", "vit"],
+)  # fmt: skip
 def whole(request, tmp_path_factory):
     """The module as it was written, in one process, of each model."""
     spec = spec_for(request.param, method="plain", activations="keep")

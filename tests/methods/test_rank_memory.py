@@ -31,7 +31,7 @@ STATE_BYTES = 16
 """Of a parameter in fp32, which is its own master: weight, both moments, gradient."""
 STAGING = 0.01
 """Stashes and statistics, as a share of that."""
-LOOK_S = 0.04
+LOOK_S = 0.15
 
 pytestmark = [
     pytest.mark.slow,

@@ -62,7 +62,7 @@ def texts(tmp_path_factory) -> dict[str, str]:
         (gpipe, WIDE, {"activations": "recompute"}),
         (gpipe, MASKED, {}),
         (one_f_one_b, BERT, {}),
-        (interleaved, T5, {"activations": "recompute"}),
+        pytest.param(interleaved, T5, {"activations": "recompute"}, marks=pytest.mark.thorough),
         pytest.param(gpipe, HALF_FROZEN, {}, marks=pytest.mark.thorough),
         pytest.param(one_f_one_b, WIDE, {"stages": "2 3"}, marks=pytest.mark.thorough),
     ],

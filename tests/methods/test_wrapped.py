@@ -31,6 +31,9 @@ WAYS = {
     "stronghold": {"window": 2, "resident": 1},
 }
 
+HOW = ((1, CLIP), (3, None), (3, CLIP))
+RARER = (("l2l", 3, None), ("stronghold", 1, CLIP))
+
 
 @pytest.fixture(scope="module")
 def wrapped(engine):
@@ -64,8 +67,15 @@ def looped(model, optimizer, every: int, clip: float | None) -> list[float]:
     return losses
 
 
-@pytest.mark.parametrize("method", WAYS)
-@pytest.mark.parametrize(("every", "clip"), [(1, CLIP), (3, None), (3, CLIP)])
+@pytest.mark.parametrize(
+    ("method", "every", "clip"),
+    [
+        pytest.param(
+            *one, marks=[] if one[1:] == (3, CLIP) or one in RARER else pytest.mark.thorough
+        )
+        for one in ((method, *how) for method in WAYS for how in HOW)
+    ],
+)
 def test_the_loop_is_torchs(wrapped, method, every, clip) -> None:
     """Losses, evaluation between steps, and weights; with accumulation and groups."""
     module = net()

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 
 UNASKED = "Shown from stored results"
 """In the report, of an exhibit that has not been reproduced."""
-KINDS = ("9", "here_offload", "harmony_8")
+KINDS = ("9", "harmony_8")
 
 
 @pytest.fixture(scope="module")

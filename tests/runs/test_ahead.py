@@ -62,7 +62,7 @@ def test_a_run_whose_waiting_processes_were_killed_starts_others(store: Store) -
         assert run(fake_spec("steps"), store, ahead=ahead).status == "ok"
 
 
-@pytest.mark.parametrize("words", [["--seq", "64"], ["-b", "0"], ["--log", "nowhere"]])
+@pytest.mark.parametrize("words", [["--seq", "64"], ["--log", "nowhere"]])
 def test_a_refused_command_leaves_nothing(store: Store, config: Path, words: list[str]) -> None:
     given = ["--text", "steps", "--hf-config", config, "--seq", "16", *words]
     command = start_driver("run", "-m", "fake", *given, "--results", store.root)

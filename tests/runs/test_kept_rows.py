@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -31,7 +32,8 @@ def words(tmp_path: Path) -> Callable[..., list[str]]:
     return made
 
 
-def test_rows_are_tokenized_once_for_all(words, tmp_path, monkeypatch) -> None:
+def test_rows_are_tokenized_once_for_all(words, tmp_path, measured, monkeypatch) -> None:
+    shutil.copytree(measured, tmp_path / "results" / "profiles")
     assert cli.main(words("run", "--seq", "8")) == 0
     (kept,) = (tmp_path / "results/cache").glob("rows-*.npy")
     (run,) = (tmp_path / "results/runs").iterdir()

@@ -79,8 +79,8 @@ def test_batchnorm_and_its_statistics_are_plain_trainings(workers, torchs, shape
 @pytest.mark.parametrize(
     ("optimizer", "shape", "batchnorm"),
     [
-        ("sgd", (4, 1), True),
-        ("adamw", (1, 3), False),
+        ("sgd", (3, 1), True),
+        ("adamw", (1, 2), False),
         pytest.param("adamw", (1, 1), False, marks=pytest.mark.thorough),
     ],
 )
@@ -88,7 +88,8 @@ def test_what_one_shape_saved_goes_on_under_another(
     workers, torchs, tmp_path, optimizer, shape, batchnorm
 ):
     case = {"batch": 7, "chunk": 2, "steps": STEPS, "optimizer": optimizer, "batchnorm": batchnorm}
-    saved = workers.run("train", stages=2, replicas=2, save=str(tmp_path), save_at=3, **case)
+    by = {"stages": 2, "replicas": 1 if batchnorm else 2}
+    saved = workers.run("train", **by, save=str(tmp_path), save_at=3, **case)
     wanted = torchs(7, optimizer, batchnorm=batchnorm, micros=PAIRS)
     check(saved, wanted)
     stages, replicas = shape

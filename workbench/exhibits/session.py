@@ -76,6 +76,8 @@ class Session:
         size's. Raises ValueError as `Exhibit.opened` and `Exhibit.changed` do."""
         self.exhibit, self.store = exhibit, store
         self.at = exhibit.changed(exhibit.opened(size, store, text, machine), changes)
+        self._judged: tuple[pd.DataFrame | None, pd.DataFrame] = None, pd.DataFrame()
+        """Rows that were judged last, and their verdicts: a report asks three times."""
 
     @property
     def size(self) -> Any:
@@ -184,7 +186,9 @@ class Session:
     @in_a_sentence()
     def verdict(self, rows: pd.DataFrame) -> pd.DataFrame:
         """Claim, ratios, whether it holds and why; of this project's own exhibits the goals."""
-        return Shown(self.exhibit.judged(self.at, rows))
+        if self._judged[0] is not rows:
+            self._judged = rows, self.exhibit.judged(self.at, rows)
+        return Shown(self._judged[1].copy())
 
     def facts(self, rows: pd.DataFrame) -> dict[str, str]:
         """Where the numbers of these rows come from."""

@@ -56,9 +56,9 @@ def told(made: Plan, what: str, folder: Path, ranks: int = 0) -> list[dict]:
         ("llama", llama([(2, 29, drawn(2, 2))])),
         # Layers of any module: a micro-batch that is smaller, dp that changes at a boundary either
         # way, recomputation of some layers, statistics of rows of two processes.
-        ("layers resumes fp64", own([(2, 3, some()), (1, 6, even(again=True))])),
-        later("layers fp64", own([(1, 1, even()), (1, 2, some()), (2, 6, some())])),
-        ("layers", own([(2, 6, some())])),
+        ("layers resumes fp64", partial(own, [(2, 3, some()), (1, 6, even(again=True))])),
+        later("layers fp64", partial(own, [(1, 1, even()), (1, 2, some()), (2, 6, some())])),
+        later("layers", partial(own, [(2, 6, some())])),
         later("llama resumes", llama([(1, 11, some()), (2, 29, turns(1, 2))])),
         later("t5", plan([(2, 30, drawn(1, 2)), (1, T5_OPERATORS, some())], model=T5, algos=1)),
         later("resnet resumes fp64", plan([(1, 9, some()), (2, PICTURE_OPERATORS, turns(2, 1))],
@@ -67,6 +67,7 @@ def told(made: Plan, what: str, folder: Path, ranks: int = 0) -> list[dict]:
 )  # fmt: skip
 def test_a_users_module_trains_as_in_torchs_loop(what, made, tmp_path):
     """In every process; weights have the module's own names."""
+    made = made if isinstance(made, Plan) else made()
     name, near = what.split()[0], NEAR["fp64" if "fp64" in what else "fp32"]
     if name in ("gpt", "t5"):
         made = replace(made, subject=replace(made.subject, batch=engine_driver.ROWS))
@@ -115,13 +116,14 @@ def test_a_plan_that_was_searched_for_a_module_trains(measured, tmp_path):
     [
         ("rectified", plan([(2, OPERATORS, even(2))]), "the loss of two rows is|something else"),
         ("other", plan([(1, OPERATORS, even())]), "no parameter 'lm_head.weight'"),
-        ("gpt", own([(1, 6, even())]), "num_layers is 6; Gpt-"),
+        ("gpt", partial(own, [(1, 6, even())]), "num_layers is 6; Gpt-"),
         ("gpt", plan([(1, OPERATORS, even())], batch=8), "batch has 10 rows; the plan's has 8"),
         ("gpt", plan([(2, OPERATORS, even())]), "for 2 devices, and there are 1 processes"),
     ],
 )
 def test_a_module_that_the_plan_does_not_train_is_refused(what, made, words, tmp_path):
     """In one sentence, before anything is trained, in every process."""
+    made = made if isinstance(made, Plan) else made()
     ranks = 1 if "there are 1" in words else made.gpus
     for one in told(made, what, tmp_path, ranks):
         assert one["losses"] == []

@@ -11,6 +11,7 @@ from tests.unit.figures.test_varuna_exhibits import judged, words_in
 from workbench.exhibits import find, open_exhibit
 from workbench.exhibits.aceso import small
 from workbench.exhibits.aceso.found import ACTUAL
+from workbench.figures.rows import MEASURED, PUBLISHED, SIMULATED
 from workbench.figures.verdict import FAILS, HOLDS
 from workbench.methods.aceso import settings
 from workbench.runs.resolve import settled
@@ -19,6 +20,7 @@ from workbench.runs.store import Store
 
 def test_losses_are_of_the_published_plan_and_of_one_process(tmp_path, monkeypatch):
     exhibit, session = find("aceso_small"), open_exhibit("aceso_small", "tiny", tmp_path)
+    assert exhibit.system == "Aceso"
     assert list(session.preview()["run"])[:2] == ["Aceso", "one device"]
     plan, alone = exhibit.specs(session.size)
     kept = json.loads((tmp_path / "plans" / f"{plan.options.plan}.json").read_text())
@@ -31,6 +33,9 @@ def test_losses_are_of_the_published_plan_and_of_one_process(tmp_path, monkeypat
     assert judged(session, rows) == [HOLDS] * 4
     words = words_in(session.draw(rows))
     assert small.ALONE in words
+    assert set(rows["source"]) <= {PUBLISHED, SIMULATED, MEASURED}
+    assert all(source in words for source in set(rows["source"]))
+    assert set(rows["how"]) - {""}
     assert "not run" in words_in(session.draw(exhibit.table(at, [])))
     other = exhibit.table(at, [records[0], record(alone, losses=[5.0, 4.6])])
     assert judged(session, other)[-1] == FAILS

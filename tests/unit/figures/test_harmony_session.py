@@ -19,6 +19,8 @@ from workbench.report.sections import shown_exhibits, verdicts_of
 from workbench.runs.resolve import key_of
 from workbench.ui.evaluation import work as evaluation_work
 
+SOME = ("harmony_10", "harmony_13", "harmony_table1")
+"""Of each kind one: plans are simulated, nothing is, and a table of searches."""
 SHORT = {"model": "bert_large_seq512", "figure": "stored", "mode": "pp"}
 
 
@@ -38,7 +40,10 @@ def with_one_run(name: str, folder: Path) -> Session:
     return session
 
 
-@pytest.mark.parametrize("name", EXHIBITS)
+@pytest.mark.parametrize(
+    "name",
+    [name if name in SOME else pytest.param(name, marks=pytest.mark.thorough) for name in EXHIBITS],
+)
 def test_paper_without_a_gpu_is_estimated_and_says_so(name: str, tmp_path: Path) -> None:
     session = open_exhibit(name, "paper", tmp_path / "new")
     assert session.preview()["note"].str.contains("no GPU can be used here").all()

@@ -23,7 +23,10 @@ FILLED = [
 """Exhibit, how its file is made, and the columns of its judgement."""
 
 
-@pytest.mark.parametrize(("name", "fill", "columns"), FILLED)
+@pytest.mark.parametrize(
+    ("name", "fill", "columns"),
+    [FILLED[0], pytest.param(*FILLED[1], marks=pytest.mark.thorough), FILLED[2]],
+)
 def test_it_is_the_same_at_every_size_and_runs_nothing(name, fill, columns, tmp_path: Path) -> None:
     fill(tmp_path)
     found = []

@@ -45,9 +45,15 @@ def test_partitions_of_random_graphs(method: str, nbytes: float) -> None:
             assert found.stage_to_device == list(range(devices))
 
 
+@pytest.fixture
+def seeds(request: pytest.FixtureRequest) -> int:
+    """The number of random graphs."""
+    return 8 if request.config.getoption("--thorough") else 4
+
+
 @pytest.mark.parametrize("nbytes", [1e4, 4e6, 2e7])
-def test_mixed_stages_are_never_slower_than_one_a_device(nbytes: float) -> None:
-    for seed in range(4):
+def test_mixed_stages_are_never_slower_than_one_a_device(nbytes: float, seeds: int) -> None:
+    for seed in range(seeds // 2):
         graph, memory = random_graph(24, seed, nbytes), 60
         most = min(
             asked(graph, method, 3, memory=memory).objective_ms for method in ONE_STAGE_A_DEVICE
@@ -91,9 +97,9 @@ def test_inputs_in_flight_and_versions_count_as_memory(method: str) -> None:
 
 
 @pytest.mark.parametrize("in_flight", [1, 3])
-def test_memory_in_flight_equals_all_cuts_and_placements(in_flight: int) -> None:
+def test_memory_in_flight_equals_all_cuts_and_placements(in_flight: int, seeds: int) -> None:
     kept, memory = {"in_flight": in_flight, "versions": True}, 70
-    for seed in range(8):
+    for seed in range(seeds):
         graph = random_graph(8, seed, 0.2)
         order = [graph.nodes[place].id for place in graph.topological()]
         cuts = [

@@ -100,6 +100,7 @@ def test_a_stored_profile_of_this_machine_is_preferred(
         planning.answer(spec, Store(tmp_path), machine="abacus")
 
 
+@pytest.mark.thorough  # of a quarter of the layers: tests/unit/ui/test_planner_panel.py
 def test_the_published_question_is_answered_in_seconds(capsys) -> None:
     """Largest model of figure 6a, with the planners and the published constants as they are."""
     words = ("plan", "--layers", "100", "--hidden", "2048", "-m", "stronghold", "--json")

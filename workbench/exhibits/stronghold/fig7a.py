@@ -29,7 +29,8 @@ BASELINES = tuple(name for name in METHODS if name != "stronghold")
 def paired(asked: Asked) -> Found:
     """STRONGHOLD over a baseline at that one's largest model."""
     method = asked.given["method"]
-    here = value(relative(asked.rows), *asked.series, pair=method)
+    pair = asked.rows[asked.rows["pair"] == method]
+    here = value(relative(pair), *asked.series, pair=method)
     return Found(here, why=_other_depth(asked.rows, *asked.series, method))
 
 
@@ -132,12 +133,11 @@ def relative(rows: pd.DataFrame) -> pd.DataFrame:
     for source, variant in series_of(rows):
         for method in BASELINES:
             pair = rows[rows["pair"] == method]
-            ours = value(pair, source, variant, method="stronghold")
-            base = value(pair, source, variant, method=method)
-            mine = pair[pair["method"] == "stronghold"]
-            mine = part_of(mine, source, variant)
+            mine = part_of(pair[pair["method"] == "stronghold"], source, variant)
             if mine.empty:
                 continue
+            ours = value(pair, source, variant, method="stronghold")
+            base = value(pair, source, variant, method=method)
             row = mine.iloc[0].to_dict()
             row |= {"value": quotient(ours, base), "unit": "ratio", "low": None, "high": None}
             out.append(row)
