@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import termios
+import threading
 import time
 from array import array
 
@@ -16,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from workbench.core.parents import is_stopped
-from workbench.runtime.transport import cut
+from workbench.runtime.transport import cut, meeting
 
 LARGE, MOMENT_S, MOST = 1 << 24, 1.0, 1000
 """Elements of a message that no connection holds; for a receive to begin in another thread; looks
@@ -58,7 +59,8 @@ def disagreeing(stages: int, replicas: int, method: str, results: str) -> dict:
 def deaf(stages: int, replicas: int, method: str, results: str, waits: str) -> dict:
     """Words of the error that ends the first rank's step, or none where this ends its process. It
     sends more than a connection holds to the last one, which is stopped until the first has ended:
-    gloo forgets such a message when it is cut, in torch's own wait and in ours."""
+    gloo forgets such a message when it is cut, in torch's own wait and in ours, and in that of a
+    stage, where nothing else that waits is told."""
     said = _send_to_a_stopped_rank(method, results, waits)
     gc.collect()  # nor does the end of the group wait
     return {"said": said}
@@ -82,7 +84,7 @@ def _send_to_a_stopped_rank(method: str, results: str, waits: str) -> str:
     def stops(_: object) -> None:
         wakes = f"tail --pid {pids[0]} -f /dev/null; kill -CONT {pids[1]}"
         with subprocess.Popen(["sh", "-c", wakes]):
-            came = dist.irecv(big, 0, engine._peers.group) if waits == "torch's" else shared()
+            came = shared() if waits == "ours" else dist.irecv(big, 0, engine._peers.group)
             time.sleep(MOMENT_S)
             os.kill(pids[1], signal.SIGSTOP)
         del came
@@ -93,10 +95,18 @@ def _send_to_a_stopped_rank(method: str, results: str, waits: str) -> str:
         engine._peers.stops.insert(0, _until_full)
         if waits == "torch's":
             dist.send(big, 1, engine._peers.group)
-        else:
+        elif waits == "ours":
             cut.wait(shared(), engine._peers.group)
+        else:
+            meeting.wait([dist.isend(big, 1, engine._peers.group)])
 
-    engine._steps.step, said = stops if dist.get_rank() else sends, ""
+    said = ""
+    if dist.get_rank() or waits != "a stage's":
+        engine._steps.step = stops if dist.get_rank() else sends
+    else:
+        transport = engine._steps._model._stepping._engine.transport
+        transport.send = lambda action, *_: sends(action)
+        transport.receive = lambda *_: threading.Event().wait()
     try:
         engine.step(batch, user.loss_of)
     except Exception as error:

@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import re
+import time
+from datetime import timedelta
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from tests.runs.helpers import ROOT
 from tests.unit.runtime.test_distributed_checkpoint import processes
+from workbench.methods.pipeline.orders import lists
+from workbench.methods.pipeline.stage_lines import stage_schedule
 from workbench.runtime.checkpoint.distributed_checkpoint import Fenced
 from workbench.runtime.memory.tiers import OutOfMemory
-from workbench.runtime.transport import groups, meeting
+from workbench.runtime.transport import groups, meeting, neighbours
+from workbench.runtime.transport.group_transport import GroupTransport
+from workbench.runtime.updates.stage_loans import StageLoans
+from workbench.schedule.action import Kind
 
 COLLECTIVES = r"(gather|scatter|broadcast|send|recv)_object"
+LATE_S = 1.5
 OBJECTS = re.compile(
     COLLECTIVES + r"|^ *import pickle|distributed\.(elastic|checkpoint)|\bdcp\.", re.M
 )
@@ -47,6 +56,37 @@ def test_ranks_meet_again_where_a_connection_is_not_a_ranks(tmp_path, monkeypatc
         assert all(
             "has sent bytes to their ports, 5 times (rank 0: a stranger)" in w for w in found
         )
+
+
+@pytest.mark.parametrize("late", ["send", "place", "loan"])
+def test_a_message_may_come_later_than_a_group_may_take_to_be_made(
+    tmp_path, monkeypatch, late
+) -> None:
+    """As where a stage compiles: by what carries messages of stages, and weights that are lent."""
+    host, plan = torch.device("cpu"), stage_schedule("1f1b", lists("1f1b", 2, 1))
+    acts = {action.kind: action for action in plan.actions}
+    monkeypatch.setattr(groups, "MAKING", timedelta(seconds=1))
+
+    def come(rank: int, world: Any) -> list[float]:
+        group, value = groups.new_group(backend="gloo"), torch.full((2,), rank + 0.5)
+        transport = GroupTransport(
+            neighbours.linked([(0, 1)], rank, "gloo", group, host), group, process=int,
+            forms=lambda *_: [((2,), torch.float32, False)], device=host,
+        )  # fmt: skip
+        transport.use(plan)
+        time.sleep(LATE_S if rank == (late == "place") else 0.0)
+        if late == "loan":
+            held = {(0, 1): [nn.Parameter(value)]}
+            loans = StageLoans(*((held, {}) if rank == 0 else ({}, held)))
+            loans.spread({(0, 1): (0, 1)}, group)
+        elif rank == 0:
+            transport.send(acts[Kind.SEND], (value,), 0)
+        else:
+            transport.announce(acts[Kind.RECV], 0)
+            (value,) = transport.receive(acts[Kind.RECV], 0)
+        return value.tolist()
+
+    assert processes(2, tmp_path, come) == [[0.5, 0.5]] * 2
 
 
 def test_what_ranks_tell_each_other_is_json_and_tensors(tmp_path) -> None:

@@ -13,6 +13,7 @@ from workbench.methods.pipeline.asynchronous_line import Asynchronous
 from workbench.methods.pipeline.ideal import IdealSizes
 from workbench.runtime.transport import neighbours
 from workbench.runtime.transport.group_transport import GroupTransport
+from workbench.runtime.transport.meeting import PATIENCE
 from workbench.schedule.action import Kind
 
 MAP = (0, 1, 0, 1)
@@ -20,11 +21,11 @@ MAP = (0, 1, 0, 1)
 
 def test_links_between_the_same_two_devices_have_communicators_of_their_own(monkeypatch):
     """Their messages have no common order, by which NCCL tells messages apart."""
-    used = []
+    used, waited = [], []
 
     def started(tensor, peer, group, tag=0):
         used.append(group)
-        return SimpleNamespace(wait=lambda: None)
+        return SimpleNamespace(wait=lambda *patience: waited.append((group, *patience)))
 
     def word(device):
         for name in ("all_reduce", "send", "recv"):
@@ -55,6 +56,7 @@ def test_links_between_the_same_two_devices_have_communicators_of_their_own(monk
             if action.rank != rank or action.kind not in (Kind.SEND, Kind.RECV, Kind.SEND_GRAD):
                 continue
             used.clear()
+            waited.clear()
             if action.kind is Kind.RECV:
                 transport.announce(action, 0)
                 transport.receive(action, 0)
@@ -62,6 +64,7 @@ def test_links_between_the_same_two_devices_have_communicators_of_their_own(monk
                 transport.send(action, (torch.zeros(1),), 0)
             first, message = used
             assert first is words
+            assert waited == [(words, PATIENCE), (message,)], "with one NCCL's would hold the host"
             carriers[rank][action.kind, action.unit] = made.index(message)
     front, back = carriers
     assert len({*front.values()}) == len(front)

@@ -80,7 +80,7 @@ class Streamed(Steps):
                 shares_clip=options.stage_clip == "local-prop",
             )  # fmt: skip
         self._model.checkpoints.training = told_of(task)
-        peers.stops += [group.abort for group in self._model.groups]
+        peers.stops += [self._model.stop, *(group.abort for group in self._model.groups)]
         self._waiting = deque[float]()
         """Losses that came while the pipeline was drained for other reasons."""
 

@@ -178,6 +178,10 @@ class AsynchronousStages:
             stage.end(step)
         return self.engine.end(step)
 
+    def stop(self) -> None:
+        """Have no step wait any more (from any thread)."""
+        self._executor.stop()
+
     def close(self) -> None:
         """End what is left, and let go of all tensors."""
         self._executor.close()

@@ -118,7 +118,7 @@ class Pipelined(Steps):
                 activations="recompute" if spec.activations == "auto" else spec.activations,
             )  # fmt: skip
             self._model = StagePipeline(objective, job_of(task, plan, rows // stages))
-        peers.stops += [group.abort for group in self._model.groups]
+        peers.stops += [self._model.stop, *(group.abort for group in self._model.groups)]
         for parameter in self._model.parameters():  # the user's own stay as they are
             parameter.data = parameter.data.clone()
         named = {n: p for n, p in self._model.named_parameters() if p.requires_grad}

@@ -180,6 +180,10 @@ class StagePipeline:
         total, weight = sums.tolist()
         return total / weight
 
+    def stop(self) -> None:
+        """Have no step wait any more (from any thread)."""
+        self._stepping.stop()
+
     def close(self) -> None:
         """Wait for a checkpoint that is being written, and let go of all tensors."""
         self.checkpoints.wait()

@@ -131,6 +131,10 @@ class StageStream:
             self._came.clear()
         return found
 
+    def stop(self) -> None:
+        """Have no step wait any more (from any thread)."""
+        self._stages.stop()
+
     def close(self) -> None:
         """End what is left, and let go of all tensors."""
         self.checkpoints.wait()

@@ -214,6 +214,11 @@ class Stepping:
         found = [event.end_s - event.start_s for event in self.events if event.kind == F.value]
         return median(found) if found else None
 
+    def stop(self) -> None:
+        """Have nothing wait any more (from any thread)."""
+        for executor in [*self._executors.values()]:
+            executor.stop()
+
     def close(self) -> None:
         """End what is left, and let go of all tensors."""
         for executor in self._executors.values():

@@ -22,6 +22,7 @@ import torch.distributed as dist
 
 from workbench.runtime.executor.board import Failed
 from workbench.runtime.passes.bundle import Bundle
+from workbench.runtime.transport.meeting import wait
 from workbench.schedule.action import RECEIVES, Action, Kind
 from workbench.schedule.buffers import borrower_of
 from workbench.schedule.graph import partners
@@ -105,7 +106,7 @@ class GroupTransport:
         wait(works)
         if self._nccl(action):
             made, works = self._post(action, step, self._device)
-            wait(works)
+            self._wait(action, works)
         if self._latency is not None:
             *made, stamp = made
             time.sleep(max(0.0, float(stamp) + self._latency(action) - time.monotonic()))
@@ -115,12 +116,11 @@ class GroupTransport:
         """Send a bundle, as soon as the other side has a place for it."""
         peer, first, group = self._peer(action), self._tag(action), self._group(action)
         source = self._told(action, source, step)
-        wait(
-            [
-                dist.isend(tensor.contiguous(), peer, group=group, tag=first + part)
-                for part, tensor in enumerate(source)
-            ]
-        )
+        sent = [
+            dist.isend(tensor.contiguous(), peer, group=group, tag=first + part)
+            for part, tensor in enumerate(source)
+        ]
+        self._wait(action, sent)
         if self._latency is not None:  # counts from when there was a place
             stamp = torch.tensor(time.monotonic(), dtype=torch.float64)  # scalar
             wait([dist.isend(stamp, peer, group=group, tag=first + len(source))])
@@ -172,6 +172,14 @@ class GroupTransport:
         """The processes of the other side."""
         return [self._peer(action)]
 
+    def _wait(self, action: Action, works: Sequence[dist.Work]) -> None:
+        """Wait for a message on the host with gloo; on the current stream with NCCL."""
+        if not self._nccl(action):
+            wait(works)
+            return
+        for work in works:
+            work.wait()
+
     def _nccl(self, action: Action) -> bool:
         return self._by_nccl and action.microbatch is not None
 
@@ -201,9 +209,3 @@ def _on_host(source: Bundle) -> Bundle:
     )  # fmt: skip
     torch.cuda.current_stream().synchronize()
     return made
-
-
-def wait(works: Sequence[dist.Work]) -> None:
-    """On the host with gloo; on the current stream with NCCL."""
-    for work in works:
-        work.wait()

@@ -5,6 +5,9 @@ rank waits for; then that rank takes the stranger for its peer, and the peer wai
 all ranks begin to make a group at one moment, which leaves a stranger little time, and then each
 sends every other one its number through it. Where one does not arrive, all let go of the group and
 make it again, at other ports. NCCL has a secret of its own, which the store tells.
+
+A group is made with a brief timeout, which gloo keeps for sends and receives whatever the group is
+told later. So they are given another one with each wait.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ import json
 import os
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from threading import Thread
@@ -39,8 +42,9 @@ def proved(
     members: Sequence[int] | None = None,
 ) -> dist.ProcessGroup | None:  # fmt: skip
     """Have every rank of a world make a group of some of its ranks, by default the world's own,
-    until it is sound; all call it for all groups, in one order. Operations of the group then wait
-    for `patience`. Raises OSError where a stranger comes between each time."""
+    until it is sound; all call it for all groups, in one order. Collectives of the group then wait
+    for `patience`; sends and receives, by `wait`, for `PATIENCE`. Raises OSError where a stranger
+    comes between each time."""
     whole, members = members is None, members or range(world)
     number = store.add(f"meetings/{rank}", 1)
     for attempt in range(ATTEMPTS):
@@ -74,6 +78,13 @@ def proved(
         "the ranks could not connect: somebody else has sent bytes to their ports, "
         f"{ATTEMPTS} times ({store.get(f'{at}/bad').decode(errors='replace'):.200})"
     )
+
+
+def wait(works: Iterable[dist.Work]) -> None:
+    """Wait on the host for sends and receives of gloo, as long as others take. Left alone they wait
+    for `MAKING`. There are no waits in pieces: where one is over, gloo closes all connections."""
+    for work in works:
+        work.wait(PATIENCE)
 
 
 def _all(store: dist.Store, key: str, world: int) -> None:

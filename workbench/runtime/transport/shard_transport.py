@@ -21,7 +21,6 @@ from workbench.runtime.transport.group_transport import (
     Channel,
     Form,
     GroupTransport,
-    wait,
 )
 from workbench.schedule.action import Action, Kind
 
@@ -97,15 +96,14 @@ class ShardTransport(GroupTransport):
     def send(self, action: Action, source: Bundle, step: int) -> None:
         """As `Transport.send`."""
         first, held = self._tag(action), self._told(action, source, step)
-        wait(
-            [
-                dist.isend(
-                    held[piece.tensor][piece.at].contiguous(), piece.peer,
-                    group=self._carrier(action, piece.peer), tag=first + piece.tensor,
-                )
-                for piece in self._own(action, step)
-            ]
-        )  # fmt: skip
+        sent = [
+            dist.isend(
+                held[piece.tensor][piece.at].contiguous(), piece.peer,
+                group=self._carrier(action, piece.peer), tag=first + piece.tensor,
+            )
+            for piece in self._own(action, step)
+        ]  # fmt: skip
+        self._wait(action, sent)
 
     def _post(
         self, action: Action, step: int, device: torch.device | str

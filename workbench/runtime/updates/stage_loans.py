@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from workbench.runtime.passes.stage_passes import there
+from workbench.runtime.transport.meeting import wait
 
 Pair = tuple[int, int]
 """Owner and borrower, units of the schedule."""
@@ -96,11 +97,11 @@ class StageLoans:
                     copy.copy_(weight)
             elif rank == owner:
                 for weight in self._lent[pair]:
-                    dist.send(weight.detach().cpu(), borrower, group=group)
+                    wait([dist.isend(weight.detach().cpu(), borrower, group=group)])
             elif rank == borrower:
                 for copy in self._borrowed[pair]:
                     came = torch.empty_like(copy, device="cpu")
-                    dist.recv(came, owner, group=group)
+                    wait([dist.irecv(came, owner, group=group)])
                     copy.copy_(came)
 
     def forget(self) -> None:
