@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from workbench.core.mistakes import in_a_sentence
@@ -65,10 +66,16 @@ class WeightsOut(Failing):
         def write() -> str:
             target, module = new_folder(folder), self._shape()
             own, named = module.state_dict(), [[*map(_own, group)] for group in groups]
+            buffers = module.named_buffers(remove_duplicate=False)
+            types = {name: buffer.dtype for name, buffer in buffers}
             weights = Weights(
                 shapes={name: own[name].shape for group in named for name in group},
                 parameters=sum(p.numel() for p in module.parameters()), groups=named,
-                read=lambda names: {_own(n): t for n, t in read([*map(_whole, names)]).items()},
+                read=lambda names: {
+                    _own(n): t.to(types.get(_own(n), torch.float32))
+                    for n, t in read([*map(_whole, names)]).items()
+                },
+                types=types,
             )  # fmt: skip
             how = {"came_from": self._given.folder, "tokenizer": self._given.folder}
             write_folder(target, weights, module, DTYPES[word], **how)

@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from workbench.core.busy_disk import brought
 from workbench.core.bytesize import format_bytes
 from workbench.core.files import FOLDER, FileLock, flush
 from workbench.core.paths import user_path
@@ -59,7 +60,7 @@ def write_folder(
     that of its tokenizer. Raises ValueError, before anything is written, for weights that are not
     the module's, and for a disk without room; OSError for one that refuses."""
     outgoing = Outgoing(weights.shapes, weights.groups, module, dtype)
-    empty = {name: torch.empty(shape, device="meta") for name, shape in weights.shapes.items()}
+    empty = weights.empty
     made = [outgoing.made({name: empty[name] for name in group}) for group in outgoing.groups]
     shards = Shards([*made, outgoing.buffers()], most)
     _check_room(target, shards.nbytes + BESIDE)
@@ -67,7 +68,7 @@ def write_folder(
     def read(names: Sequence[str]) -> dict[str, Tensor]:
         return outgoing.made(weights.read(names))
 
-    with _placing(target) as part:
+    with _placing(target) as part, brought(part):
         reads = [partial(read, group) for group in outgoing.groups]
         shards.write(part, [*reads, outgoing.buffers], lambda n: tell(n, shards.nbytes))
         if outgoing.source is not None:
@@ -105,7 +106,6 @@ def _placing(target: Path) -> Iterator[Path]:
                 left.unlink() if left.is_file() else shutil.rmtree(left)
             yield part
             for file in (path for path in part.rglob("*") if path.is_file()):
-                file.chmod(part.stat().st_mode & 0o666)  # safetensors lets its user alone read it
                 flush(file)
             flush(part)
             part.rename(target)

@@ -8,7 +8,7 @@ other one by all names of its `state_dict`, of which several may mean one weight
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -36,6 +36,16 @@ class Weights:
     read: Callable[[Sequence[str]], dict[str, Tensor]]
     """Gives tensors by their names, which may lie in files until they are copied. Raises OSError
     where one is damaged."""
+    types: Mapping[str, torch.dtype] = field(default_factory=dict)
+    """By name, of those that may be no fp32, such as counts among running statistics."""
+
+    @property
+    def empty(self) -> dict[str, Tensor]:
+        """All of them, without values."""
+        return {
+            name: torch.empty(shape, dtype=self.types.get(name, torch.float32), device="meta")
+            for name, shape in self.shapes.items()
+        }
 
     @classmethod
     def of_units(cls, model: LayeredModel, read: Callable[[int, str], Tensor]) -> Weights:

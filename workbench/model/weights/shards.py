@@ -2,24 +2,24 @@
 
 Which file has which tensor is known from shapes alone, by `huggingface_hub`'s own rule, so bytes
 are counted before the first one is written. Tensors come in groups, such as a unit's: while one is
-written, a thread reads the next, so two of them and what fills a file are in memory.
+written to its files, a thread reads the next, so two of them are in memory.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import torch
 from huggingface_hub import split_torch_state_dict_into_shards
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor
 
+from workbench.core.busy_disk import ahead
 from workbench.core.files import flush
 from workbench.model.weights.stored import INDEX
+from workbench.model.weights.tensor_file import TensorFile
 
 MOST = "5GB"
 """Of a file; a larger tensor has one to itself."""
@@ -34,8 +34,11 @@ class Shards:
         """`groups`: tensors of the shapes and types to be written, by their names there."""
         every = {name: tensor for group in groups for name, tensor in group.items()}
         # Sizes are taken of storages, and one may be that of several tensors.
-        alone = {n: torch.empty(t.shape, dtype=t.dtype, device="meta") for n, t in every.items()}
-        self._split = split_torch_state_dict_into_shards(alone, max_shard_size=most)
+        self._alone = {
+            name: torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+            for name, tensor in every.items()
+        }
+        self._split = split_torch_state_dict_into_shards(self._alone, max_shard_size=most)
         self.nbytes: int = self._split.metadata["total_size"]
 
     @property
@@ -47,41 +50,24 @@ class Shards:
         """Write the tensors that `reads` give when they are called, a group each, and the index of
         several files. `tell` hears of how many bytes that is done. Raises OSError if the disk
         refuses."""
-        held: dict[str, dict[str, Tensor]] = {file: {} for file in self._split.filename_to_tensors}
+        opened: dict[str, TensorFile] = {}
         done = 0
-        for group in _ahead(reads):
-            for name, tensor in group.items():
-                held[self._split.tensor_to_filename[name]][name] = tensor.contiguous()
-            for file, names in self._split.filename_to_tensors.items():
-                if file in held and held[file].keys() == {*names}:
-                    _save(folder / file, held.pop(file))
-            done += sum(tensor.nbytes for tensor in group.values())
-            tell(done)
-        assert not held, f"{min(held)} lacks tensors"
+        with ExitStack() as stack:
+            for group in ahead(reads):
+                for name, tensor in group.items():
+                    file = self._split.tensor_to_filename[name]
+                    if file not in opened:
+                        within = self._split.filename_to_tensors[file]
+                        alone = {each: self._alone[each] for each in within}
+                        opened[file] = TensorFile(folder / file, alone)
+                        stack.callback(opened[file].close)
+                    opened[file].write(name, tensor)
+                done += sum(tensor.nbytes for tensor in group.values())
+                tell(done)
+        assert done == self.nbytes, f"{self.nbytes - done} bytes of tensors are lacking"
         if self._split.is_sharded:
             told = {
                 "metadata": self._split.metadata, "weight_map": self._split.tensor_to_filename
             }  # fmt: skip
             (folder / INDEX).write_text(json.dumps(told, indent=2, sort_keys=True) + "\n")
             flush(folder / INDEX)
-
-
-def _save(path: Path, tensors: dict[str, Tensor]) -> None:
-    try:
-        save_file(tensors, path, metadata={"format": "pt"})
-    except SafetensorError as error:
-        raise OSError(f"{path.name} was not written: {error}") from error
-    flush(path)
-
-
-def _ahead(reads: Iterable[Read]) -> Iterator[dict[str, Tensor]]:
-    """What they give; each is called while the one before is used."""
-    coming: Future[dict[str, Tensor]] | None = None
-    with ThreadPoolExecutor(1, "reader") as pool:
-        for read in reads:
-            following = pool.submit(read)
-            if coming is not None:
-                yield coming.result()
-            coming = following
-        if coming is not None:
-            yield coming.result()

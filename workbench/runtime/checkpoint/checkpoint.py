@@ -14,6 +14,7 @@ import re
 import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -22,6 +23,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from workbench.core.busy_disk import ahead, brought
 from workbench.model.base import LayeredModel
 from workbench.runtime.checkpoint.manifest import (
     KEEP,
@@ -86,8 +88,9 @@ class MemoryHolder:
 
     def write(self, folder: Path, kinds: Sequence[str] = KINDS) -> None:
         """As `Holder.write`. All lanes must be drained."""
-        for unit, flat in enumerate(self._flats):
-            write_unit(folder, unit, self._tensors(unit, flat, kinds))
+        reads = [partial(self._tensors, unit, flat, kinds) for unit, flat in enumerate(self._flats)]
+        for unit, tensors in enumerate(ahead(reads)):
+            write_unit(folder, unit, tensors)
 
     def restore(self, saved: Saved) -> None:
         """As `Holder.restore`."""
@@ -103,12 +106,15 @@ class MemoryHolder:
             if self._memory.on_disk(unit):
                 self._memory.write_states(unit)
 
-    def _tensors(self, unit: int, flat: Flat, kinds: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
-        if self._memory.on_disk(unit):
+    def _tensors(self, unit: int, flat: Flat, kinds: Sequence[str]) -> list[tuple[str, Tensor]]:
+        """A unit's tensors on the host, by their labels."""
+        if loaded := self._memory.on_disk(unit):
             self._memory.read_states(unit)
         states = self._memory.states(unit)
-        slabs = (states.master(), *_moments(states))
-        return self._views(unit, flat, slabs[: len(kinds)])
+        slabs = (states.master(), *_moments(states))[: len(kinds)]
+        # The staging of a unit on the disk is the next one's, too.
+        kept = tuple(slab.clone() if loaded else slab.cpu() for slab in slabs)
+        return [*self._views(unit, flat, kept)]
 
     def _views(
         self, unit: int, flat: Flat, slabs: tuple[Tensor, ...]
@@ -140,9 +146,10 @@ def save(
         shutil.rmtree(left, ignore_errors=True)
     try:
         temporary.mkdir(parents=True)
-        holder.write(temporary)
-        if statistics:
-            save_file(statistics, temporary / STATISTICS)
+        with brought(temporary):
+            holder.write(temporary)
+            if statistics:
+                save_file(statistics, temporary / STATISTICS)
         target = publish(temporary, manifest)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(temporary, ignore_errors=True)

@@ -19,6 +19,7 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any, Literal
 
+from workbench.core.busy_disk import brought
 from workbench.core.files import checksum, flush, read_whole, write_whole
 from workbench.core.record import Evaluation, strict
 from workbench.core.reporter import Reporter, Untold
@@ -197,7 +198,8 @@ def publish(
     target, written = temporary.parent / step_name(manifest.next_step), dict(written or {})
     paths = (path for path in sorted(temporary.rglob("*")) if path.is_file())
     names = {path.relative_to(temporary).as_posix() for path in paths}
-    found = sums(temporary, sorted(names - written.keys()))
+    with brought(temporary):
+        found = sums(temporary, sorted(names - written.keys()))
     for name in found:
         flush(temporary / name)
     if lacking := written.keys() - names:

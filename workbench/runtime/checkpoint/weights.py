@@ -11,7 +11,7 @@ from functools import partial
 from torch import Tensor
 
 from workbench.model.weights.headers import Entry
-from workbench.model.weights.mapped import mapped
+from workbench.model.weights.mapped import DTYPES, mapped
 from workbench.model.weights.outgoing import Weights
 from workbench.model.weights.stored import WEIGHT, find
 from workbench.runtime.checkpoint.checkpoint import STATISTICS
@@ -32,6 +32,7 @@ def weights_of(saved: Saved, prefix: str = "") -> Weights:
         parameters=sum(entry.numel for entry in trained),
         groups=[*by_file.values()],
         read=partial(_read, saved, entries, set()),
+        types={name: DTYPES[entry.dtype] for name, entry in entries.items()},
     )
 
 
