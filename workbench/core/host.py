@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import ctypes
 import math
 import os
 import platform
@@ -127,3 +128,10 @@ def host_memory_bytes() -> int:
         with contextlib.suppress(OSError, ValueError):
             total = min(total, int(Path(limit).read_text()))
     return total
+
+
+def give_back_heap() -> None:
+    """Return memory that Python has freed to the system, where the C library can (glibc keeps it
+    for later, below what is still in use)."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)

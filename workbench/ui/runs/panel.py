@@ -19,6 +19,7 @@ from typing import Any
 
 import ipywidgets as widgets
 
+from workbench.core.host import give_back_heap
 from workbench.runs.columns import plain
 from workbench.runs.store import Store
 from workbench.ui import html
@@ -158,6 +159,8 @@ class RunsTablePanel:
                 self.grid.columns, self.grid.rows = state.columns, state.cells
                 self.grid.chosen = [key for key in self.grid.chosen if key in state.by_key]
             self.plot.fill()
+            if not self.runs_table.index.pending:  # all rows were made once more, and sent
+                give_back_heap()
 
     def _sweep_asked(self) -> None:
         """Show another sweep at the next look, which is at once."""

@@ -12,6 +12,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from workbench.core.host import give_back_heap
 from workbench.figures.style import styled
 from workbench.runs.columns import Row, find_fields
 from workbench.runs.store import Store
@@ -123,7 +124,10 @@ def _rows(root: str, keys: list[str] | None) -> list[Row]:
 def _points(root: str, keys: list[str] | None, plot: list[Any]) -> tuple[list[Row], Row]:
     rows = _rows(root, keys)
     fields = find_fields(rows)
-    return plot_rows(Plot(*plot), rows, fields), fields
+    points = plot_rows(Plot(*plot), rows, fields)
+    del rows
+    give_back_heap()
+    return points, fields
 
 
 def _links(paths: list[Path]) -> Links:
