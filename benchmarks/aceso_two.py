@@ -4,7 +4,8 @@
     python -m benchmarks.aceso --only two-gpus-choose --database PROFILES --plans PLANS --out FOLDER
     python -m benchmarks.aceso --only two-gpus-gpt --database PROFILES --plans PLANS --out FOLDER
 
-PROFILES are this machine's, by ``workbench aceso profile-ops`` and its like; without them costs are
+PROFILES are this machine's, by ``workbench aceso profile-comm`` and then ``profile-ops``, both with
+all GPUs visible: else times of operators lack their exchanges. Without them costs are
 the published ones of V100s, whose order of plans can be judged, and whose milliseconds cannot.
 Parts: choose (plans of all kinds of each model, into PLANS, on any machine: so no GPU waits for a
 search), gpt, t5 and resnet (errors, rank order, ours beside comparators and the best of eight),

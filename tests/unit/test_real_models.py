@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from benchmarks import real_cases, real_models
+from benchmarks import real_cases, real_models, whole_way
 from benchmarks.real_runs import process
 
 ROW = {"case": "spread-1b", "model": "llama-1b"}
@@ -72,3 +72,12 @@ def test_runs_and_the_ordinary_loop_of_a_folder_are_rows(tmp_path):
     assert found["run-8g-m2"]["lanes"]["measured"]["compute"] > 0
     assert found["engine"]["written_bytes"] > 2 * found["engine"]["parameters"]
     assert min(row["tokens_per_s"] for row in found.values()) > 0
+
+
+@pytest.mark.thorough
+def test_the_whole_way_from_a_folder_to_a_folder_by_commands(tmp_path, capsys):
+    work = str(tmp_path / "work")
+    assert whole_way.main([work, "--smoke", "--log", ""]) == 0
+    assert "'missing_keys': 0, 'unexpected_keys': 0" in capsys.readouterr().out
+    assert whole_way.main([work, "--smoke"]) == 2
+    assert "name a new folder" in capsys.readouterr().err
