@@ -1,8 +1,9 @@
 """Runs, plans, sweeps and records from Python: what the command line does, with its results.
 
 A spec is a `RunSpec`, or its fields, those of its model and options of its method by their names:
-`run(method="stronghold", layers=8, hidden=256, device_memory="4GiB")`. Training happens in a
-process of its own, as from the command line.
+`run(method="stronghold", layers=8, hidden=256, device_memory="4GiB")`. Of `run` and `plan` the
+model may be a Hugging Face folder's: `hf_config="FOLDER"`. Training happens in a process of its
+own, as from the command line.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from workbench.cli.spec import specs_for
+from workbench.cli.spec import of_config, specs_for
 from workbench.core.mistakes import in_a_sentence
 from workbench.core.paths import as_text, user_path
 from workbench.core.record import RunRecord
@@ -56,7 +57,7 @@ def run(
     with _one_sentence():
         store = _store(results)
         _must_be("timeout", timeout, (int, float, None), "seconds")
-        resolved = resolve(make_spec(_fields(spec), as_text(fields)), store.root)
+        resolved = resolve(make_spec(_fields(spec), as_text(_changes(spec, fields))), store.root)
         check_methods([resolved])
         check_inputs([resolved], store)
         told = {"timeout": timeout, "on_event": on_event, "log": log}
@@ -73,7 +74,7 @@ def plan(
     """The plan of the spec's method, on this machine or a known one; without a method, or for
     ``all``, that of the fastest which fits. Raises ValueError where none can be planned."""
     with _one_sentence():
-        data = _fields(spec)
+        data, fields = _fields(spec), _changes(spec, fields)
         asked = fields.pop("method", data.get("method", "all"))
         specs = specs_for(data, fields, asked, peers=True)
         return recommend(answer_all(specs, _store(results), machine)[0])
@@ -143,6 +144,13 @@ def export(
 def _fields(spec: RunSpec | None) -> dict[str, Any]:
     _must_be("spec", spec, (RunSpec, None), "a RunSpec, or its fields by name (method='plain')")
     return spec.to_dict() if spec else {}
+
+
+def _changes(spec: RunSpec | None, fields: dict[str, Any]) -> dict[str, Any]:
+    """Fields that change a spec, with the model of `hf_config` where that is among them."""
+    path = fields.pop("hf_config", None)
+    _must_be("hf_config", path, (str, Path, None), "a folder of Hugging Face, or its config.json")
+    return fields if path is None else of_config(path, fields, _fields(spec), "hf_config")
 
 
 def _must_be(name: str, value: object, kinds: tuple[type | None, ...], words: str) -> None:

@@ -29,6 +29,10 @@ TINY = {
     "layers": 2, "hidden": 16, "heads": 2, "seq": 8, "vocab": 300, "batch": 2, "steps": 2,
     "device": "cpu",
 }  # fmt: skip
+LLAMA = {
+    "model_type": "llama", "vocab_size": 300, "hidden_size": 16, "intermediate_size": 32,
+    "num_hidden_layers": 3, "num_attention_heads": 2, "max_position_embeddings": 64,
+}  # fmt: skip
 MINE = '''
 from dataclasses import dataclass
 
@@ -122,7 +126,12 @@ def test_python_runs_plans_sweeps_and_reads_what_the_command_line_does(tmp_path)
     assert list(none[none["step_seconds"] < 1]["predicted_peak_device_bytes"]) == []
     assert workbench.plan(method="stronghold", layers=20, results=results).plan.fits
     assert workbench.plan(layers=4, results=results).spec.method in methods.METHODS
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    spec = workbench.plan(method="l2l", hf_config=tmp_path, seq=16, results=results).spec
+    assert (spec.model.layers, spec.model.hidden, spec.model.seq) == (3, 16, 16)
     for wrong, words in (
+        ({"method": "l2l", "hf_config": tmp_path, "layers": 2}, "layers cannot be given beside hf"),
+        ({"method": "l2l", "hf_config": 3}, "hf_config is 3; it must be a folder of Hugging Face"),
         ({"method": "plain", "colour": 1}, "unknown field 'colour'"),
         ({"method": "none"}, "unknown method 'none'"),
         ({"method": "plain", "layers": "many"}, "layers is 'many'"),

@@ -148,6 +148,29 @@ def _add_flag(group: Any, field: Field) -> None:
     )
 
 
+def of_config(
+    path: str | Path, changes: Mapping[str, Any], data: Mapping[str, Any], name: str
+) -> dict[str, Any]:
+    """Changes of the spec in `data`, with the model of a local Hugging Face configuration, and the
+    tokenizer beside it where a T5 or rows need one. Raises ValueError for sizes beside those of the
+    configuration, which was given as `name`, and as `spec_from_config`."""
+    if said := sorted(changes.keys() & MODEL - {"seq", "target_seq", *OF_DECODERS}):
+        raise ValueError(
+            f"{' and '.join(said)} cannot be given beside {name}, whose file says them; "
+            f"of the model only seq, {' and '.join(OF_DECODERS)} can, and target_seq of a T5"
+        )
+    changes = {**changes}
+    given = {each: changes.pop(each, None) for each in ("seq", "target_seq")}
+    told = spec_from_config(path, **given)
+    changes["model"] = told.to_dict()
+    own = user_path(path)
+    own = own.parent if own.suffix == ".json" else own
+    rows = str(changes.get("text", data.get("text", ""))).lower().endswith(ROW_FILES)
+    if (told.family == T5_FAMILY or rows) and "tokenizer" not in {*changes, *data}:
+        changes |= {"tokenizer": str(own)} if (own / TOKENIZER_FILE).is_file() else {}
+    return changes
+
+
 def specs_from(
     arguments: argparse.Namespace,
     *,
@@ -173,19 +196,7 @@ def specs_from(
             raise twice(name, f"{name}={changes[name]}", f"--set {name}={value}")
         changes[name] = value
     if arguments.hf_config:
-        if said := sorted(changes.keys() & MODEL - {"seq", "target_seq", *OF_DECODERS}):
-            raise ValueError(
-                f"{' and '.join(said)} cannot be given beside --hf-config, whose file says them; "
-                f"of the model only seq, {' and '.join(OF_DECODERS)} can, and target_seq of a T5"
-            )
-        given = {name: changes.pop(name, None) for name in ("seq", "target_seq")}
-        told = spec_from_config(arguments.hf_config, **given)
-        changes["model"] = told.to_dict()
-        own = user_path(arguments.hf_config)
-        own = own.parent if own.suffix == ".json" else own
-        rows = str(changes.get("text", data.get("text", ""))).lower().endswith(ROW_FILES)
-        if (told.family == T5_FAMILY or rows) and "tokenizer" not in {*changes, *data}:
-            changes |= {"tokenizer": str(own)} if (own / TOKENIZER_FILE).is_file() else {}
+        changes = of_config(arguments.hf_config, changes, data, "--hf-config")
     asked = changes.pop("method", data.get("method", "all"))
     asked = asked if arguments.method is None else arguments.method
     specs = specs_for(data, changes, asked, peers=peers, refused=refused)

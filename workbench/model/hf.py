@@ -135,7 +135,8 @@ class HFModel(Decoder):
         if there != (spec.layers, spec.hidden):
             raise ValueError(
                 f"{spec.family} has {there[0]} layers of hidden size {there[1]}, and the spec says "
-                f"{spec.layers} of {spec.hidden}; --hf-config takes them from the file"
+                f"{spec.layers} of {spec.hidden}; --hf-config (in Python hf_config) takes them "
+                "from the file"
             )
         if spec.config_digest and digest != spec.config_digest:
             raise ValueError(

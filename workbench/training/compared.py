@@ -40,6 +40,8 @@ TOKENS = 16
 RATE = 3e10
 """Operations a second of a processor."""
 SOON_S = 5
+WORDS = 200
+"""Letters that are told of an error."""
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -81,8 +83,9 @@ def notes_of(
     if not spec.custom and _nbytes(model) <= gpu_room:
         try:
             return told + compare(model, again, rows, seed, device="cuda", there=not spec.custom)
-        except Exception:  # whatever libraries raise, and a difference
-            told.append("the comparison on the GPU failed and was made on the processor")
+        except Exception as error:  # whatever libraries raise, and a difference
+            why = " ".join(str(error).split())[:WORDS] or type(error).__name__
+            told.append(f"compared on the processor, since that failed on the GPU: {why}")
         finally:
             torch.cuda.empty_cache()
     try:

@@ -163,7 +163,7 @@ def test_refuses_a_changed_configuration_and_too_long_samples(tmp_path):
 
 def test_refuses_sizes_that_are_not_the_configuration_s(tmp_path):
     config("llama").save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="and the spec says 16 of 2048; --hf-config takes them"):
+    with pytest.raises(ValueError, match="and the spec says 16 of 2048; --hf-config .in Python"):
         make_model(ModelSpec(family=str(tmp_path)))
 
 
