@@ -36,7 +36,7 @@ class Size:
 
     model: ModelSpec
     samples: int
-    """Of a micro-batch."""
+    """Samples of a micro-batch."""
     by: int
     """Bytes between two caps."""
     dtype: str

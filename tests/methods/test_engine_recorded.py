@@ -243,7 +243,7 @@ def train(engine, monkeypatch):
 @pytest.mark.gpu
 @pytest.mark.parametrize("how", [STAY, MOVE], ids=["one chain", "chains of one"])
 def test_recordings_change_no_bit(train, how) -> None:
-    """Of compiled layers; of others the next test asks."""
+    """Compares layers that are compiled; the next test takes layers that are not."""
     draw = torch.Generator().manual_seed(1)
     tokens = [torch.randint(512, (4, 128), generator=draw) for _ in range(5)]
     given, make = for_llama([{"tokens": each} for each in tokens]), partial(llama, 256)

@@ -37,7 +37,7 @@ COMING = (
     ("together", "stronghold"), ("together", "l2l"), ("time_first", "l2l"),
     ("normed_weights", "stronghold"),
 )  # fmt: skip
-"""Of `together` are all but the last two."""
+"""Kinds of layers and methods; `together` has all kinds but the last two."""
 PACKED = ((2, "together", "pp"), (2, "time_first", "dp"), (2, "siamese", "pp"))
 DRAW = ("together", "counted_twice", "numbered", "time_first")
 

@@ -20,7 +20,7 @@ from workbench.runs.resolve import key_of
 from workbench.ui.evaluation import work as evaluation_work
 
 SOME = ("harmony_10", "harmony_13", "harmony_table1")
-"""Of each kind one: plans are simulated, nothing is, and a table of searches."""
+"""Exhibits that simulate plans, that simulate nothing, and with a table of searches."""
 SHORT = {"model": "bert_large_seq512", "figure": "stored", "mode": "pp"}
 
 
