@@ -1,4 +1,4 @@
-"""What layers do, in words that are equal for layers which do alike."""
+"""Descriptions of layers, which are equal where layers do the same operations."""
 
 from __future__ import annotations
 

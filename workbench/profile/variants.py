@@ -183,7 +183,7 @@ def recorded(alone: Alone, cost: UnitCost, *, checkpointed: bool) -> list[Varian
 
 
 def _recorded(alone: Alone, cost: UnitCost, *, checkpointed: bool) -> list[Variant]:
-    """Likewise. Raises what a recording raises that fails, and ValueError for one of a user's
+    """As `recorded`. Raises the error of a recording that fails, and ValueError for one of a user's
     module that does not stand for launched passes."""
     launched = cost.forward_s, cost.recompute_s, cost.backward_s
     found = [Variant(name=RECORDED, seconds=launched)]

@@ -40,6 +40,7 @@ TOKENS = 16
 RATE = 3e10
 """Operations a second of a processor."""
 SOON_S = 5
+"""A comparison that takes longer is announced."""
 WORDS = 200
 """Letters that are told of an error."""
 ROOT = Path(__file__).resolve().parents[2]

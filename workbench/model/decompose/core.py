@@ -27,13 +27,13 @@ class Core:
     reads: list[int]
     """Places of these inputs, in the order in which they are read."""
     gives: list[tuple[bool, int]]
-    """Of each output whether it is an input that is handed on, and its place there, or among what
-    calls make."""
+    """For each output: whether it is an input that is handed on, and its place among the inputs, or
+    else among the tensors that calls make."""
 
     @classmethod
     def of(cls, layer: Layer) -> Core:
-        """Of a layer that hands on nothing, puts out a loss, or whose calls read no stack of
-        samples, which tells their number, it is the layer."""
+        """The core of a layer; the whole layer where it hands on nothing, puts out a loss, or has
+        no call that reads a stack of samples, which would tell their number."""
         plan, slots = layer.module.plan, layer.module.slots
         place = {number: n for n, number in enumerate(plan.takes)}
         numbers = dict.fromkeys(n for call in plan.calls for n in call.refs() if n in place)

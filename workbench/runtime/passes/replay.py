@@ -83,7 +83,7 @@ class _Alone:
     given: Bundle
     output: Bundle
     relayed: list[int | None]
-    """Of each tensor of the output its place in the input, where it is that as it was given."""
+    """For each tensor of the output: its place in the input, where the pass hands it on."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,7 +101,7 @@ class _Recorded:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _FromCheckpoint:
-    """Likewise of a block's backward pass that begins at its input."""
+    """Recordings of a block's backward pass that begins at its input, and their places."""
 
     given: Bundle
     above: Bundle
