@@ -34,6 +34,9 @@ class Row:
     seq: int = 2048
     microbatches: int = 1
     """0 where the planner is to choose."""
+    dtype: str = "bf16"
+    compile: str = "auto"
+    """Whether `workbench run` compiles layers."""
     steps: int = 8
     ranks: int = 1
     gib: float = 0

@@ -166,15 +166,19 @@ def _more(row: Found) -> Iterator[str]:
 
 
 def spread(rows: Iterable[Found]) -> Iterator[str]:
-    """By how much losses of long runs differ from those of the first one."""
+    """By how much losses of long runs differ from those of the first one, and from those in fp32 as
+    far as these go."""
     found = [row for row in rows if row["case"] == "spread-1b" and row.get("losses")]
-    for row in found[1:]:
-        pairs = [*zip(row["losses"], found[0]["losses"], strict=False)]
+    rounded = [row for row in found if "fp32" not in row["name"]]
+    beside = [(row, rounded[0]) for row in rounded[1:]]
+    beside += [(row, exact) for exact in found if exact not in rounded for row in rounded]
+    for row, first in beside:
+        pairs = [*zip(row["losses"], first["losses"], strict=False)]
         apart = [abs(a - b) for a, b in pairs]
         yield (
-            f"{label(row)} beside {found[0]['name']}: losses differ by {max(apart):.4f} at most, "
-            f"{sum(apart) / len(apart):.5f} in the mean, last {row['losses'][-1]:.4f} and "
-            f"{found[0]['losses'][len(pairs) - 1]:.4f}"
+            f"{label(row)} beside {first['name']}: losses of {len(pairs)} steps differ by "
+            f"{max(apart):.4f} at most, {sum(apart) / len(apart):.5f} in the mean, last "
+            f"{pairs[-1][0]:.4f} and {pairs[-1][1]:.4f}"
         )
 
 

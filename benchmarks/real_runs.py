@@ -167,9 +167,11 @@ def command(row: Row) -> list[str]:
     work = Path(row.folder).parent
     words: dict[str, Any] = {
         "-m": row.method, "--hf-config": row.folder, "--seq": row.seq, "-b": row.batch,
-        "--dtype": "bf16", "--clip": CLIP, "--lr": LR,
+        "--dtype": row.dtype, "--clip": CLIP, "--lr": LR,
         "--lr-schedule": "constant", "--steps": row.steps, "--results": work / "results",
     }  # fmt: skip
+    if row.compile != "auto":
+        words["--compile"] = row.compile
     if row.microbatches:
         words["--microbatches"] = row.microbatches
     if row.ranks > 1:

@@ -38,12 +38,15 @@ def test_a_process_is_ended_at_its_limit():
 def test_losses_of_long_runs_are_compared_with_the_first(tmp_path, capsys):
     rows = [{**ROW, "name": "a", "losses": [3.0, 2.0]}, {**ROW, "name": "b", "failed": "no room"}]
     rows.append({**ROW, "name": "c", "losses": [3.0, 2.5]})
+    rows.append({**ROW, "name": "d-fp32", "losses": [3.25]})
     (tmp_path / "theirs.json").write_text(json.dumps({"rows": rows}))
     given = ["--out", str(tmp_path / "out"), "--take", str(tmp_path / "theirs.json")]
     assert real_models.main(given) == 0
     told = capsys.readouterr().out
     assert "spread-1b/b failed: no room" in told
-    assert "spread-1b/c beside a: losses differ by 0.5000 at most, 0.25000 in the mean" in told
+    assert "spread-1b/c beside a: losses of 2 steps differ by 0.5000 at most, 0.25000 in the" in told
+    assert "spread-1b/c beside d-fp32: losses of 1 steps differ by 0.2500 at most" in told
+    assert "d-fp32 beside" not in told
     assert real_models.main([*given[:2], "--take", str(tmp_path / "none.json")]) == 0
     assert capsys.readouterr().out == told  # from our file
 
