@@ -23,6 +23,7 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
 
+from workbench.core.garbage import uncollected
 from workbench.core.model_spec import ModelSpec
 from workbench.core.sources import imports_digest
 
@@ -186,7 +187,8 @@ def load(name: str) -> Any:
 def imported(path: str) -> Any:
     """Import what a path names: a module, or after a colon the object in it."""
     module, _, attribute = path.partition(":")
-    found = import_module(module)
+    with uncollected():
+        found = import_module(module)
     return getattr(found, attribute) if attribute else found
 
 

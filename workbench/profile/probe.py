@@ -35,6 +35,7 @@ from typing import Self
 import torch
 
 from workbench.core.bytesize import format_bytes
+from workbench.core.garbage import keep_what_is_there
 from workbench.core.paths import import_path
 from workbench.core.spec import RunSpec
 from workbench.model import make_model
@@ -296,6 +297,7 @@ def main(order: Path, answers: int) -> None:
     asked = json.loads(order.read_text())
     spec = RunSpec.from_dict(asked["spec"])
     layers = Layers(spec, asked["device"], asked["budget"])
+    keep_what_is_there()
     for line in sys.stdin:
         before = _taken(asked["device"])
         wrong = layers.attempt(*json.loads(line))

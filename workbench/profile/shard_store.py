@@ -2,8 +2,8 @@
 
     RESULTS/profiles/<device class>/shards-<key>.json   of a model's operators, whatever its depth
 
-Every shard is stored as soon as it is known: a profile that was killed goes on where it was. What a
-device has no room for is None. Nothing here imports torch until something is measured.
+Shards are stored within a second or two of being known: a profile that was killed goes on where it
+was. What a device has no room for is None. Nothing here imports torch until something is measured.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from time import monotonic
 
 from workbench.profile.files import FORMAT, measuring, now, stored, write
 from workbench.profile.machine import Machine, this_machine
@@ -22,6 +23,8 @@ from workbench.profile.table import Echo
 
 VERSION = 2
 """Of what is measured of shards."""
+SOON_S = 1.0
+"""From one writing to the next."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,14 +86,17 @@ def shard_costs(
                                updated_per_s=update_rate(machine.device))  # fmt: skip
         echo(f"{len(wanted) - len(left)} of {len(wanted)} shards that differ are stored")
         with Timer(chain, machine.device, repeats, budget) as timer:
-            for number, key in enumerate(left, 1):
-                cost = timer.cost(*wanted[key])
-                found = replace(found, costs={**found.costs, key: cost})
-                write(path, asdict(found))
-                if number % 20 == 0 or number == len(left):
-                    echo(f"{number} of {len(left)} measured")
-            for samples in bare:
-                cost = timer.joined(samples)
-                found = replace(found, joined={**found.joined, str(samples): cost})
+            written = monotonic()
+            try:
+                for number, key in enumerate(left, 1):
+                    found.costs[key] = timer.cost(*wanted[key])
+                    if monotonic() - written > SOON_S:
+                        write(path, asdict(found))
+                        written = monotonic()
+                    if number % 20 == 0 or number == len(left):
+                        echo(f"{number} of {len(left)} measured")
+                for samples in bare:
+                    found.joined[str(samples)] = timer.joined(samples)
+            finally:
                 write(path, asdict(found))
     return found

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from workbench.core.division import even_share
+from workbench.core.garbage import keep_what_is_there
 from workbench.model import make_model
 from workbench.model.base import Context
 from workbench.model.families import blank_rows
@@ -121,9 +122,11 @@ class Timer:
         """Dtypes of a call's input and of the extra tensors that it reads."""
 
     def __enter__(self) -> Self:
+        keep_what_is_there()  # else each collection below takes most of the time of a shard
         return self
 
     def __exit__(self, *_: object) -> None:
+        gc.unfreeze()
         self._meter.close()
 
     def cost(self, call: range, variant: Variant) -> ShardCost | None:

@@ -23,6 +23,7 @@ from typing import Any
 import psutil
 import torch
 
+from workbench.core.garbage import uncollected
 from workbench.core.reporter import COMPILING, compile_seconds
 from workbench.model.custom import look_here
 from workbench.ranks.failures import Failure, failure_of
@@ -89,7 +90,8 @@ def main(folder: Path, rank: int, **more: Any) -> int:
     answer_from(folder, rank)
     try:
         parts, own = StartParts(), _told()
-        work = import_module(own["work"])
+        with uncollected():
+            work = import_module(own["work"])
         parts.end("imports")
         devices = own["devices"] or range(own["ranks"])
         device = _device(own["device"], devices[rank], own["ranks"])
@@ -137,7 +139,8 @@ def _device(kind: str, number: int, ranks: int) -> torch.device:
         return torch.device(kind)
     torch.cuda.set_device(number)
     torch.cuda.synchronize()  # makes its context
-    import_module("torch._inductor.compile_fx")  # takes seconds, and passes are compiled soon
+    with uncollected():
+        import_module("torch._inductor.compile_fx")  # takes seconds, and passes are compiled soon
     return torch.device(kind, number)
 
 

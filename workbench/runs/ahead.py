@@ -31,6 +31,7 @@ from typing import Self
 
 import psutil
 
+from workbench.core.garbage import keep_what_is_there, uncollected
 from workbench.core.host import available_cores
 from workbench.core.native import triton_works
 from workbench.runs.processes import kill_marked, variables
@@ -133,11 +134,9 @@ def waited(given: Sequence[str]) -> tuple[Path, Pages] | None:
     """In the worker: import what the run will need, until its folder comes, and bring pages. None
     where no folder comes."""
     pages = Pages(given)
-    gc.disable()
-    with suppress(Exception):  # the command says what it refuses
+    with uncollected(), suppress(Exception):  # the command says what it refuses
         _import(*given)
-    gc.enable()
-    gc.freeze()
+    keep_what_is_there(collect=False)
     order = told()
     return (order[0], pages) if order else None
 

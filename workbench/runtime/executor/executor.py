@@ -40,12 +40,13 @@ from contextlib import nullcontext, suppress
 
 import torch
 
+from workbench.core.garbage import keep_what_is_there
 from workbench.runtime.executor import stream_pool
 from workbench.runtime.executor.board import Board, Failed, Stopped
 from workbench.runtime.executor.completions import Completions
 from workbench.runtime.executor.device_turns import device_turns
 from workbench.runtime.executor.lane_threads import lane_threads
-from workbench.runtime.executor.lanes import Lanes, keep_what_is_there
+from workbench.runtime.executor.lanes import Lanes
 from workbench.runtime.executor.stepwise import Stepwise
 from workbench.runtime.executor.threads import use_lane_thread
 from workbench.runtime.executor.timings import Timings, now

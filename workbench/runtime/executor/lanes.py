@@ -9,6 +9,8 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
+from workbench.core.garbage import keep_what_is_there
+
 SWITCH_S = 2e-4
 """How long a lane's thread may keep the interpreter from the others on CUDA."""
 START_S = 1.0
@@ -155,13 +157,3 @@ def live(ref: weakref.ref[Walker], asked: Asked, lane: str, ended: threading.Eve
             step += 1
     finally:
         ended.set()
-
-
-def keep_what_is_there(*, collect: bool = True) -> None:
-    """Let the garbage collector look no more at what exists: models, schedules and what compilers
-    left are a million objects, through which it goes for a quarter of a second and more, while no
-    thread launches anything.
-    """
-    if collect:
-        gc.collect()
-    gc.freeze()
