@@ -17,7 +17,7 @@ from workbench.profile.table import Echo
 
 T = TypeVar("T")
 
-FORMAT = 11
+FORMAT = 12
 """Raised when stored measurements mean something else than before."""
 
 

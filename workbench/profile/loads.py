@@ -7,11 +7,14 @@ slabs larger than the last-level cache, as a model's layers are.
 A sample is as many pieces as take 10 ms or more. A single short piece would fit between two
 decisions of the system's scheduler, and the median of many such would not show that two lanes
 shared a core. On CUDA, seconds are taken on the device, between two events of the load's stream.
+Passes are enqueued while the device waits, as those of a run are while it is busy with passes
+before: else a sample's first launches would count, which threads of other lanes delay.
 """
 
 from __future__ import annotations
 
 import math
+import time
 from abc import ABC, abstractmethod
 from contextlib import nullcontext
 from copy import copy
@@ -24,7 +27,7 @@ from torch import Tensor
 from workbench.core.spec import VALUE_BYTES
 from workbench.model import ModelSpec, make_model
 from workbench.profile.alone import Alone, Setting
-from workbench.profile.bench import clock_of
+from workbench.profile.bench import CYCLES_PER_S, clock_of
 from workbench.profile.timing import Sample
 from workbench.runtime.executor.threads import POLITENESS, cpu_threads
 from workbench.runtime.memory.device_budget import device_meter
@@ -39,6 +42,8 @@ RING_BYTES = 256 << 20
 """Bytes that a load walks through: more than any last-level cache."""
 SAMPLE_S = 0.01
 """Shortest sample."""
+LATE = 3.0
+"""How many times as long launches may take beside another lane."""
 NUMEL = {"cpu": 1 << 20, "cuda": 1 << 25}
 """Parameters of one update, likewise."""
 HYPER = AdamStep(
@@ -56,6 +61,8 @@ class Load(ABC):
     parameters."""
     computes = True
     """Whether the calling thread does the work itself, as far as it is not the GPU's."""
+    ahead = False
+    """Whether a GPU waits until the pieces of a sample are enqueued."""
     threads = 1
     """Threads torch may use for it: the lanes beside the compute lane have one each."""
 
@@ -67,6 +74,7 @@ class Load(ABC):
         self._slabs: list[Slab] = []
         self._turn = 0
         self._pieces = 0
+        self._launch_s = self._wait_s = 0.0
 
     @abstractmethod
     def work(self, index: int) -> None:
@@ -79,12 +87,18 @@ class Load(ABC):
         if not self._pieces:
             self._timed(1)
             self._pieces = max(1, math.ceil(SAMPLE_S / self._timed(1).wall))
+            if self.ahead:
+                self._wait_s = LATE * self._pieces * self._launch_s
         wall, cpu = self._timed(self._pieces)
         return Sample(wall / self._pieces, cpu / self._pieces)
 
     def _timed(self, pieces: int) -> Sample:
         with nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
+            if self._stream is not None and self._wait_s:
+                torch.cuda._sleep(int(self._wait_s * CYCLES_PER_S))
+            began = time.perf_counter()
             read = clock_of(self.device)(lambda: self._run(pieces))
+            self._launch_s = time.perf_counter() - began
         wall, cpu = read()
         return Sample(wall, cpu if self.computes else wall)
 
@@ -228,6 +242,8 @@ def device_adam_load(device: torch.device, threads: int) -> Adam:
 
 class Layer(Load):
     """Forward and backward pass of one transformer block: what the compute lane does all day."""
+
+    ahead = True
 
     def __init__(self, device: torch.device) -> None:
         hidden, seq, batch = (256, 128, 4) if device.type == "cpu" else (2048, 1024, 4)
