@@ -49,7 +49,7 @@ HANG_STEPS = 5
 def train(
     work: str, spec: RunSpec, report: Reporter, folder: Path, *, teller: int = 0,
     devices: Sequence[int] = (), budgets: Sequence[int | None] = (),
-    places: Sequence[str] = (), limits: Limits | None = None,
+    places: Sequence[str] = (), limits: Limits | None = None, checked: bool = False,
 ) -> Outcome:  # fmt: skip
     """Train on the spec's ranks; what they measured, as one, with the losses of the `teller`.
 
@@ -57,13 +57,15 @@ def train(
     a process with a device of its own. `budgets`: bytes of its device that each process may take,
     by default the spec's. `places`: words for where in a step a rank may be, which it tells by
     their numbers from 1 on (`FileReporter.turn`). `limits` of its processes, by default `LIMITS`.
+    `checked`: the caller has called `check_data`.
 
     `work` names a module whose ``training(spec, report, folder)`` is a context in every rank, with
     ``run()`` and ``outcome()``. Raises what made a rank fail: OutOfMemory, ValueError or RankFailed
     with the rank's number in the message.
     """
     device = resolve_device(spec.device).type
-    check_data(spec, report, folder)
+    if not checked:
+        check_data(spec, report, folder)
     devices = devices or range(spec.ranks)
     order = {
         "spec": spec.with_(device=device).to_dict(), "trains": work, "teller": teller,

@@ -38,7 +38,7 @@ def train(spec: RunSpec, report: Reporter, folder: Path) -> Outcome:
     teller = plan.gpus - plan.stages[-1].gpus
     return trained_ranks.train(
         "workbench.methods.aceso.run", spec, report, folder, teller=teller, places=places_of(plan),
-        limits=LIMITS,
+        limits=LIMITS, checked=True,
     )  # fmt: skip
 
 

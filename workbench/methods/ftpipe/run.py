@@ -72,7 +72,7 @@ def train(spec: RunSpec, report: Reporter, folder: Path) -> Outcome:
         "workbench.methods.ftpipe", spec, report, folder,
         teller=spec.options.processes(len(stages), spec.ranks)[-1],
         devices=spec.options.devices(len(stages), spec.ranks),
-        budgets=budgets_of(spec, planned.schedule),
+        budgets=budgets_of(spec, planned.schedule), checked=True,
     )  # fmt: skip
     return replace(found, predicted=planned.predicted(found.grad_norms[1:], spec.clip))
 
