@@ -82,6 +82,20 @@ def test_auto_is_within_three_percent_of_the_best_choice(speeds, clip, share):
     assert objective(spec, plan.step_seconds, clipped) <= 1.03 * best
 
 
+def test_measured_steps_stand_beside_simulated_ones_that_are_clipped_as_they_are():
+    spec = SPEC.with_(clip=0.5, window=2, resident=0)
+    plan = stronghold.plan(spec, made_up_profile(spec))
+    measured = [replace(event, step=event.step + 40) for event in plan.simulated if event.step]
+
+    def host_s(norms, clip) -> float:
+        events = plan.beside(measured, norms, clip)
+        assert {event.step for event in events} == {event.step for event in measured}
+        return sum(event.end_s - event.start_s for event in events if event.lane == "host")
+
+    stands, clipped = host_s([0.4, 0.6, 0.4], 0.5), host_s([0.4, 0.6, 0.6], 0.5)
+    assert stands == host_s([], 0.5) == host_s([9.0], None) < clipped
+
+
 def test_the_disk_takes_what_the_host_has_no_room_for_and_no_more():
     model = replace(MODEL, layers=12, hidden=256)
     spec = SPEC.with_(model=model, window=2, resident=0, pulled=0, activations="recompute")

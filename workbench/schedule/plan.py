@@ -102,6 +102,8 @@ class Plan:
     """Shapes among which it was chosen, the best first, those that are refused last."""
     simulated: list[Event] = field(default_factory=list)
     """Some steps of the schedule; the first finds nothing of one before it."""
+    simulated_clipped: list[Event] = field(default_factory=list)
+    """Some steps whose gradients all exceed the limit; empty where these take no longer."""
     spread: float = 0.0
     """Share of `step_seconds` by which a measured step may be shorter or longer: that of the
     hardware, once the plan is told."""
@@ -140,19 +142,25 @@ class Plan:
             "settings": self.settings,
         }
 
-    def beside(self, measured: Sequence[Event]) -> list[Event]:
-        """Simulated steps under the numbers of the last measured ones, without the first."""
+    def beside(
+        self, measured: Sequence[Event], norms: Iterable[float | None], clip: float | None
+    ) -> list[Event]:
+        """Simulated steps under the numbers of the last measured ones, without the first. Where
+        most of the global norms exceed the limit, the simulated steps' gradients do, too."""
+        told = [norm > clip for norm in norms if norm is not None and clip is not None]
+        mostly = sum(told) > len(told) / 2
+        simulated = (self.simulated_clipped if mostly else []) or self.simulated
         steps = sorted({event.step for event in measured})
-        final = max((event.step for event in self.simulated), default=0)
+        final = max((event.step for event in simulated), default=0)
         first = max(1, final + 1 - len(steps))
         return [
             replace(event, step=steps[event.step - final - 1])
-            for event in self.simulated
+            for event in simulated
             if event.step >= first
         ]
 
     def to_dict(self) -> dict:
         """JSON-able, without the schedule and its events."""
-        data = asdict(replace(self, schedule=None, simulated=[]))
-        del data["schedule"], data["simulated"]
+        data = asdict(replace(self, schedule=None, simulated=[], simulated_clipped=[]))
+        del data["schedule"], data["simulated"], data["simulated_clipped"]
         return {**data, "step_seconds_range": self.step_seconds_range}

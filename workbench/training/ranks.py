@@ -160,7 +160,7 @@ def outcome(training: RankTraining, made: Plan, folder: Path) -> Outcome:
     events = [Event(*row) for result in results for row in result["events"]]
     notes = [*made.notes, *history.notes]
     try:
-        write_timeline(folder, made, events)
+        write_timeline(folder, made, events, history.grad_norms[1:], training.spec.clip)
     except OSError as error:  # the training is done, whatever the disk says
         notes.append(f"the timeline was not written: {error}")
     settled = Counter()

@@ -316,7 +316,8 @@ def train_planned(
     try:
         training.run(report)
         try:
-            write_timeline(folder, plan, training.executor.events)
+            norms = training.history.grad_norms[1:]
+            write_timeline(folder, plan, training.executor.events, norms, spec.clip)
         except OSError as error:  # the training is done, whatever the disk says
             training.history.notes.append(f"the timeline was not written: {error}")
         return training.outcome(engine)
@@ -324,12 +325,15 @@ def train_planned(
         training.close()
 
 
-def write_timeline(folder: Path, plan: Plan, events: list[Event]) -> None:
-    """Events of the last steps, which have nothing of the warm-up, beside those that were foreseen:
-    as rows, and for Perfetto."""
+def write_timeline(
+    folder: Path, plan: Plan, events: list[Event], norms: Sequence[float | None],
+    clip: float | None,
+) -> None:  # fmt: skip
+    """Events of the last steps, which have nothing of the warm-up, beside those that were foreseen
+    for these global norms: as rows, and for Perfetto."""
     if not events:  # resumed after its last step: what an earlier attempt wrote stays
         return
-    told = {"events": events, "predicted": plan.beside(events)}
+    told = {"events": events, "predicted": plan.beside(events, norms, clip)}
     names = [field.name for field in fields(Event)]
     values = attrgetter(*names)  # dataclasses.asdict takes ten times as long
     rows = {

@@ -23,10 +23,9 @@ from workbench.profile.match import check_profiles
 from workbench.profile.profile import Profile
 from workbench.profile.server import Server, ServerCosts, records, server_of
 from workbench.profile.unit_costs import ProfiledSizes, profiled_sizes
-from workbench.schedule.graph import unroll
 from workbench.schedule.plan import CLIPPED, DoesNotFit, Plan
 from workbench.schedule.schedule import DEVICE, DISK, HOST_TIER, Schedule
-from workbench.schedule.simulate import simulate, step_seconds
+from workbench.schedule.simulate import simulate
 from workbench.schedule.validate import validate
 
 if TYPE_CHECKING:
@@ -116,10 +115,11 @@ def plan(spec: RunSpec, profiles: Mapping[int, Profile], *, mode: str, soon: boo
     recorded = records(found.schedule)
     costs = ServerCosts(sizes, server, shared_updates=mode == DP, recorded=recorded)
     simulated = simulate(found.schedule, costs, steps=STEPS)
-    settings = dict(found.schedule.settings)
+    settings, clipped = dict(found.schedule.settings), []
     if settles(found.schedule):
         costs = ServerCosts(sizes, server, shared_updates=mode == DP, recorded=recorded, clips=True)
-        settings[CLIPPED] = step_seconds(unroll(found.schedule, STEPS), costs)
+        settled = simulate(found.schedule, costs, steps=STEPS)
+        settings[CLIPPED], clipped = settled.step_seconds, settled.events
     peak = {
         DEVICE: max(peaks[DEVICE] for peaks in found.proved.peak_bytes.values()),
         HOST_TIER: found.schedule.mapped_bytes,
@@ -138,6 +138,7 @@ def plan(spec: RunSpec, profiles: Mapping[int, Profile], *, mode: str, soon: boo
         fits=True,
         schedule=found.schedule,
         simulated=simulated.events,
+        simulated_clipped=clipped,
         step_seconds=simulated.step_seconds,
         peak_bytes=peak,
         moved_bytes=found.schedule.moved_bytes(),

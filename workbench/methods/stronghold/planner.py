@@ -170,11 +170,13 @@ def _checked(space: SearchSpace, choice: Choice) -> Plan:
     profile, placement = space.profile, placement_of(space.spec, space.profile, choice)
     settings = _settings(placement, choice)
     found = evaluate(placement, profile, space.budgets, settings)
-    if placement.clipped and placement.eager:
-        costs = ProfileCosts(profile, clips=True, recorded=placement.replay)
-        settings[CLIPPED] = simulate(found.schedule, costs, steps=STEPS).step_seconds
-        found = replace(found, schedule=replace(found.schedule, settings=settings))
-    return _plan(space, choice, found)
+    if not (placement.clipped and placement.eager):
+        return _plan(space, choice, found)
+    costs = ProfileCosts(profile, clips=True, recorded=placement.replay)
+    clipped = simulate(found.schedule, costs, steps=STEPS)
+    settings[CLIPPED] = clipped.step_seconds
+    found = replace(found, schedule=replace(found.schedule, settings=settings))
+    return replace(_plan(space, choice, found), simulated_clipped=clipped.events)
 
 
 def _sketch(space: SearchSpace, choice: Choice) -> Plan:
