@@ -9,9 +9,8 @@ from workbench.core.methods import imported
 
 
 def test_the_collector_rests_until_the_block_ends(monkeypatch):
-    with pytest.raises(ValueError, match="wrong"), uncollected():
-        assert not gc.isenabled()
-        raise ValueError("wrong")
+    with pytest.raises(ValueError, match="literal"), uncollected():
+        int(f"the collector works: {gc.isenabled()}")
     assert gc.isenabled()
     monkeypatch.setattr("workbench.core.methods.import_module", lambda _: gc.isenabled())
     assert not imported("torch")
