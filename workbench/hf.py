@@ -22,6 +22,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from workbench.core.mistakes import in_a_sentence
+from workbench.model.row_files import INSTALL
 from workbench.wrapped import wrap
 from workbench.wrapped.module import Wrapped
 
@@ -29,9 +30,8 @@ try:
     import accelerate  # noqa: F401  # Trainer asks for it later
     from transformers import Trainer
 except ModuleNotFoundError as error:
-    install = "pip install 'workbench[finetune]'"
     raise ImportError(
-        f"{error.name} is not installed, which workbench.hf needs: {install}"
+        f"{error.name} is not installed, which workbench.hf needs; {INSTALL}"
     ) from None
 
 FOLDER = "engine"

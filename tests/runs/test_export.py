@@ -168,14 +168,15 @@ def test_bad_input_is_one_sentence_and_writes_nothing(run, tmp_path, monkeypatch
     bare.mkdir()
     assert f"there is no checkpoint in {bare}" in refused(bare, out)
     write_sealed(bare / "spec.json", spec_for().to_dict())
-    assert "it was run without save_every" in refused(bare, out)
+    assert "it was run without --save-every" in refused(bare, out)
     assert "step is 7, which" in (told := refused("key", out, "--step", "7", *results))
     assert told.endswith("it has 1, 2")
     full.mkdir()
     (full / "notes.txt").touch()
     assert f"{full} is not empty" in refused("key", full, *results)
     file.touch()
-    assert f"{file} is a file" in refused("key", file, *results)
+    for target in (file, file / "below"):
+        assert f"{file} is a file" in refused("key", target, *results)
     assert "'fp8'; it must be one of auto, fp32, bf16" in refused("key", out, "--dtype", "fp8")
     damaged = shutil.copytree(run, tmp_path / "damaged")
     unit = damaged / "checkpoints" / "step-00000002" / "unit-00001.safetensors"

@@ -58,6 +58,10 @@ def read_config(path: str | Path) -> tuple[Any, str]:
     try:
         data = read_whole(file, str(file))
     except FileNotFoundError as error:
+        if Path(path).name != str(path):
+            raise ValueError(
+                f"there is no configuration at {str(file)!r}; name its folder"
+            ) from None
         raise ValueError(
             f"the model {str(path)!r} is not known: it is gpt, {', '.join(MODULES)}, a function "
             "(package.module:name), or the path of a Hugging Face config.json, and "
@@ -93,7 +97,7 @@ def transformers_package() -> Any:
     except ImportError:
         raise ValueError(
             "Hugging Face models need the package transformers, which is not installed; "
-            "install workbench with its extra 'hf'"
+            "pip install transformers"
         ) from None
     return transformers
 

@@ -17,8 +17,7 @@ from workbench.core.spec import ROW_FILES
 from workbench.model.corpus import numbered_lines
 
 LINES = (".jsonl", ".ndjson")
-INSTALL = "pip install 'workbench[finetune]'"
-"""Brings what reads tables and tokenizers."""
+INSTALL = "pip install -e '.[finetune]' in the folder of Workbench's sources brings it"
 AT_ONCE = 1024
 """Rows of a table that are turned into Python's objects at once."""
 

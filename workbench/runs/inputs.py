@@ -112,8 +112,8 @@ def check_weights(specs: list[RunSpec], store: Store) -> list[str]:
     ValueError, one sentence, for weights that cannot be read, or are none of the model, as far as
     headers tell."""
     lines = []
-    for model, seed, path in dict.fromkeys(
-        (spec.model, spec.seed, begins_from(spec, store.root))
+    for model, seed, path, asked in dict.fromkeys(
+        (spec.model, spec.seed, begins_from(spec, store.root), spec.weights == "random")
         for spec in specs
         if not spec.start_from
     ):
@@ -122,7 +122,8 @@ def check_weights(specs: list[RunSpec], store: Store) -> list[str]:
             stored = made.trained.check()
             lines.append(f"weights: {made.parameters_count():,} parameters from {stored.told}")
         elif file := config_file(model):
-            lines.append(f"weights: random, and none that {file.parent} may have")
+            why = f"whatever {file.parent} has" if asked else f"since {file.parent} has none"
+            lines.append(f"weights: random, {why}")
     return lines
 
 

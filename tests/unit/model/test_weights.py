@@ -15,6 +15,7 @@ from tests.methods.test_weights import CONFIGS
 from workbench.cli import main
 from workbench.model import make_model
 from workbench.model.hf_config import spec_from_config
+from workbench.model.weights.stored import find
 from workbench.model.whole import make_whole
 
 transformers = pytest.importorskip("transformers", reason="the extra 'hf' is not installed")
@@ -90,6 +91,21 @@ def test_spoilt_folders_are_one_sentence_and_nothing_is_written(folder, spoil, w
     (line,) = capsys.readouterr().err.splitlines()
     assert words in line
     assert not (results / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("model.safetensors.index.json", "holds no weights; name its folder, or a file"),
+        ("model-Q4.gguf", "is none of safetensors: where you trust it, write the model"),
+        ("pytorch_model.bin", "is none of safetensors, and a pickle could run anything"),
+        ("step-00000002", "is a checkpoint of its engine's own form; workbench export writes its"),
+    ],
+)
+def test_files_of_other_forms_are_told_apart(tmp_path, name, words):
+    (tmp_path / name).mkdir() if name.startswith("step") else (tmp_path / name).touch()
+    with pytest.raises(ValueError, match=words):
+        find(tmp_path if name.startswith("step") else tmp_path / name)
 
 
 @pytest.mark.parametrize(
