@@ -59,9 +59,8 @@ def read_config(path: str | Path) -> tuple[Any, str]:
         data = read_whole(file, str(file))
     except FileNotFoundError as error:
         if Path(path).name != str(path):
-            raise ValueError(
-                f"there is no configuration at {str(file)!r}; name its folder"
-            ) from None
+            told = f"there is no configuration at {str(file)!r}; name its folder"
+            raise ValueError(told) from None
         raise ValueError(
             f"the model {str(path)!r} is not known: it is gpt, {', '.join(MODULES)}, a function "
             "(package.module:name), or the path of a Hugging Face config.json, and "

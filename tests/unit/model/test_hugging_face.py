@@ -133,7 +133,7 @@ def test_kinds_keep_unlike_layers_apart():
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        (None, "is not known: it is gpt, bert, .*config.json' cannot be read: No such"),
+        (None, "there is no configuration at '.*config.json'; name its folder"),
         ("{", "is not JSON"),
         ("[]", "is no Hugging Face configuration"),
         (

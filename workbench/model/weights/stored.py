@@ -207,7 +207,11 @@ def _lacking(folder: Path) -> str:
 
 
 def _unread(file: Path) -> str:
-    pickle = "" if file.suffix in UNPICKLED else ", and a pickle could run anything when it is read"
+    pickle = (
+        ""
+        if file.suffix.lower() in UNPICKLED
+        else ", and a pickle could run anything when it is read"
+    )
     return (
         f"{file} is none of safetensors{pickle}: where you trust it, write the model with "
         "transformers' from_pretrained and save_pretrained, or begin with weights random"
