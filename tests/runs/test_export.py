@@ -112,11 +112,13 @@ def test_a_module_of_ones_own_loop(tmp_path) -> None:
 
 
 def test_the_command_and_what_a_run_tells_of_it(run, tmp_path, capfd) -> None:
-    store, spec = Store(run.parents[1]), spec_for(save_every=1)
+    store, spec = Store(run.parents[1]), spec_for(save_every=1, steps=2)
     told = where_kept(spec, "key", store)
     assert told.startswith(f"weights: {run}/checkpoints/step-00000002; ")
     words = told.partition("; ")[2].partition(" FOLDER")[0].split()
     assert words[:2] == ["workbench", "export"]
+    later = where_kept(spec.with_(steps=3), "key", store)
+    assert "step-00000002, of 2 of 3 steps, since no later one was written; work" in later
     asked = [*words[1:], str(tmp_path / "out"), "--step", "1", "--dtype", "bf16"]
     assert cli.main(asked) == 0
     count = make_model(MODEL).parameters_count()

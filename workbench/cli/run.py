@@ -92,8 +92,8 @@ def _run(
         raise
     finally:
         progress.end()
-    progress.goes_on()
     if record.status != "ok":
+        progress.goes_on()
         refusal = in_flags(record.message, arguments)
         complain(refusal if record.refused else describe_record(record))
     elif not arguments.json:
