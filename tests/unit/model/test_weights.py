@@ -129,6 +129,22 @@ def test_weights_of_another_configuration_are_told_by_three_names(folder, name, 
     )
 
 
+def test_masks_and_tables_that_older_folders_hold_are_left_out(tmp_path):
+    sizes = {"vocab_size": 99, "hidden_size": 16, "intermediate_size": 32}
+    heads = {"num_hidden_layers": 2, "num_attention_heads": 2, "max_position_embeddings": 8}
+    config = transformers.GPTNeoXConfig(**sizes, **heads)
+    model = transformers.AutoModelForCausalLM.from_config(config).half()
+    model.save_pretrained(tmp_path)
+    more = {"bias": torch.ones(1, 1, 8, 8, dtype=torch.uint8), "rotary_emb.inv_freq": torch.ones(2)}
+    names = {f"gpt_neox.layers.0.attention.{name}": tensor for name, tensor in more.items()}
+    change(tmp_path / "model.safetensors", **names)
+    made = make_model(spec_from_config(tmp_path, seq=8))
+    made.trained.check()
+    read = make_whole(made, seed=0).state_dict()
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(read[name], tensor.float()), name
+
+
 def test_a_head_may_be_stored_alone_or_twice_but_not_with_other_values(folder):
     """Links, as a cache of downloads has them, are followed."""
     (blobs := folder.parent / "blobs").mkdir()

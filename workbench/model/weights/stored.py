@@ -112,7 +112,8 @@ def find(path: str | Path) -> Stored:
     if indexed and (lacking := _index(place / INDEX).keys() - entries.keys()):
         raise ValueError(f"{place / INDEX} names tensors that its files lack: {few(lacking)}")
     for entry in entries.values():
-        if entry.dtype not in WORDS and entry.dtype not in ("I64", "BOOL"):
+        mask = entry.dtype == "U8" and entry.shape[:2] == (1, 1)  # of attention, in older folders
+        if entry.dtype not in (*WORDS, "I64", "BOOL") and not mask:
             raise ValueError(
                 f"{entry.file} holds quantized weights: {entry.label!r} is {entry.dtype}; save the "
                 "model in fp32, bf16 or fp16"
