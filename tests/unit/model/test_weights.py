@@ -98,7 +98,7 @@ def test_spoilt_folders_are_one_sentence_and_nothing_is_written(folder, spoil, w
     [
         ("model.safetensors.index.json", "holds no weights; name its folder, or a file"),
         ("model-Q4.gguf", "is none of safetensors: where you trust it, write the model"),
-        ("pytorch_model.bin", "is none of safetensors, and a pickle could run anything"),
+        ("net.pt", "is none of safetensors, and a pickle could run anything"),
         ("step-00000002", "is a checkpoint of its engine's own form; workbench export writes its"),
     ],
 )

@@ -87,10 +87,10 @@ def find(path: str | Path) -> Stored:
         files, checkpoint = _files_in(place)
         if not files:
             raise ValueError(_lacking(place))
-    elif OTHERS.fullmatch(place.name):
-        raise ValueError(_unread(place))
-    elif place.suffix == ".json":
+    elif place.suffix == ".json" and not OTHERS.fullmatch(place.name):
         raise ValueError(f"{place} holds no weights; name its folder, or a file *{ENDING}")
+    elif place.suffix not in ("", ENDING):  # files in a cache have none
+        raise ValueError(_unread(place))
     else:
         files, checkpoint = [place], UNIT.fullmatch(place.name) is not None
     config = place / "config.json"
@@ -106,7 +106,9 @@ def find(path: str | Path) -> Stored:
                 continue
             name = label.removeprefix(WEIGHT).removeprefix(ENGINES) if checkpoint else label
             if name in entries:
-                raise ValueError(f"{label!r} is in {entries[name].file} and in {file}")
+                raise ValueError(
+                    f"{label!r} is in {entries[name].file} and in {file}; name the weights' file"
+                )
             entries[name] = entry
     indexed = not checkpoint and place / SINGLE not in files and (place / INDEX).exists()
     if indexed and (lacking := _index(place / INDEX).keys() - entries.keys()):
