@@ -217,7 +217,7 @@ def _unread(file: Path) -> str:
     )
     return (
         f"{file} is none of safetensors{pickle}: where you trust it, write the model with "
-        "transformers' from_pretrained and save_pretrained, or begin with weights random"
+        "transformers' from_pretrained and save_pretrained, or begin with --weights random"
     )
 
 
