@@ -22,7 +22,6 @@ from typing import Any
 from torch import Tensor, nn
 
 from workbench.core.mistakes import in_a_sentence
-from workbench.model.row_files import INSTALL
 from workbench.wrapped import wrap
 from workbench.wrapped.module import Wrapped
 
@@ -31,7 +30,7 @@ try:
     from transformers import Trainer
 except ModuleNotFoundError as error:
     raise ImportError(
-        f"{error.name} is not installed, which workbench.hf needs; {INSTALL}"
+        f"{error.name} is not installed, which workbench.hf needs; pip install {error.name}"
     ) from None
 
 FOLDER = "engine"
