@@ -13,10 +13,14 @@ from safetensors.torch import load_file, save_file
 
 from tests.methods.test_weights import CONFIGS
 from workbench.cli import main
+from workbench.core.spec import RunSpec
 from workbench.model import make_model
 from workbench.model.hf_config import spec_from_config
 from workbench.model.weights.stored import find
 from workbench.model.whole import make_whole
+from workbench.runs.inputs import check_weights
+from workbench.runs.resolve import resolve
+from workbench.runs.store import Store
 
 transformers = pytest.importorskip("transformers", reason="the extra 'hf' is not installed")
 SHARD = "model-00002-of-00003.safetensors"
@@ -143,6 +147,24 @@ def test_masks_and_tables_that_older_folders_hold_are_left_out(tmp_path):
     read = make_whole(made, seed=0).state_dict()
     for name, tensor in model.state_dict().items():
         assert torch.equal(read[name], tensor.float()), name
+
+
+def test_a_run_tells_which_weights_it_begins_from_and_how_unlike_them_it_reads(folder, tmp_path):
+    def told(**changes) -> list[str]:
+        model = spec_from_config(folder, seq=8)
+        spec = RunSpec(method="plain", model=model, **changes)
+        return check_weights([resolve(spec)], Store(tmp_path / "results"))
+
+    (line,) = told()
+    assert re.fullmatch(rf"weights: [\d,]+ parameters from {folder} \(3 files, fp32\)", line)
+    (folder / "tokenizer.json").touch()
+    as_bytes = f"text: read as bytes; --tokenizer {folder} reads it as these weights know it"
+    assert told() == [line, as_bytes]
+    assert told(tokenizer=str(folder)) == [line]
+    assert told(weights="random") == [f"weights: random, whatever {folder} has"]
+    for file in folder.glob("*.safetensors*"):
+        file.unlink()
+    assert told() == [f"weights: random, since {folder} has none"]
 
 
 def test_a_head_may_be_stored_alone_or_twice_but_not_with_other_values(folder):
