@@ -140,6 +140,7 @@ def test_kinds_keep_unlike_layers_apart():
             '{"model_type": "no-such-model"}',
             "is of the model_type 'no-such-model', which transformers lacks",
         ),
+        ('{"model_type": "gemma3"}', "is of a gemma3, which is no decoder of text alone: it has"),
     ],
 )
 def test_refuses_a_bad_configuration(tmp_path, content, sentence):
