@@ -43,7 +43,7 @@ def spec_from_config(
     if lacking := next((name for name in SIZES if not hasattr(config, name)), None):
         raise ValueError(
             f"{path} is of a {config.model_type}, which is no decoder of text alone: it has no "
-            f"{lacking}; give one whose configuration says that"
+            f"{lacking}; name the folder of a decoder"
         )
     with understood(path):
         positions = config.max_position_embeddings
