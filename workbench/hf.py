@@ -29,9 +29,8 @@ try:
     import accelerate  # noqa: F401  # Trainer asks for it later
     from transformers import Trainer
 except ModuleNotFoundError as error:
-    install = "pip install 'workbench[finetune]'"
     raise ImportError(
-        f"{error.name} is not installed, which workbench.hf needs: {install}"
+        f"{error.name} is not installed, which workbench.hf needs; pip install {error.name}"
     ) from None
 
 FOLDER = "engine"

@@ -112,11 +112,13 @@ def test_a_module_of_ones_own_loop(tmp_path) -> None:
 
 
 def test_the_command_and_what_a_run_tells_of_it(run, tmp_path, capfd) -> None:
-    store, spec = Store(run.parents[1]), spec_for(save_every=1)
+    store, spec = Store(run.parents[1]), spec_for(save_every=1, steps=2)
     told = where_kept(spec, "key", store)
     assert told.startswith(f"weights: {run}/checkpoints/step-00000002; ")
     words = told.partition("; ")[2].partition(" FOLDER")[0].split()
     assert words[:2] == ["workbench", "export"]
+    later = where_kept(spec.with_(steps=3), "key", store)
+    assert "step-00000002, of 2 of 3 steps, since no later one was written; work" in later
     asked = [*words[1:], str(tmp_path / "out"), "--step", "1", "--dtype", "bf16"]
     assert cli.main(asked) == 0
     count = make_model(MODEL).parameters_count()
@@ -168,14 +170,15 @@ def test_bad_input_is_one_sentence_and_writes_nothing(run, tmp_path, monkeypatch
     bare.mkdir()
     assert f"there is no checkpoint in {bare}" in refused(bare, out)
     write_sealed(bare / "spec.json", spec_for().to_dict())
-    assert "it was run without save_every" in refused(bare, out)
+    assert "it was run without --save-every" in refused(bare, out)
     assert "step is 7, which" in (told := refused("key", out, "--step", "7", *results))
     assert told.endswith("it has 1, 2")
     full.mkdir()
     (full / "notes.txt").touch()
     assert f"{full} is not empty" in refused("key", full, *results)
     file.touch()
-    assert f"{file} is a file" in refused("key", file, *results)
+    for target in (file, file / "below"):
+        assert f"{file} is a file" in refused("key", target, *results)
     assert "'fp8'; it must be one of auto, fp32, bf16" in refused("key", out, "--dtype", "fp8")
     damaged = shutil.copytree(run, tmp_path / "damaged")
     unit = damaged / "checkpoints" / "step-00000002" / "unit-00001.safetensors"

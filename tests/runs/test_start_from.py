@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,10 +16,13 @@ from tests.methods.harness import Silent, fork_ranks
 from tests.methods.harness import run as train
 from tests.methods.torch_named import gpipe, one_f_one_b
 from workbench.core import methods
+from workbench.core.model_spec import ModelSpec
 from workbench.core.spec import RunSpec
 from workbench.methods import stronghold
 from workbench.runs.resolve import resolve
 from workbench.runs.store import Store
+from workbench.runtime.checkpoint.manifest import Manifest, Saved
+from workbench.training.continues import check_continues, decided_by
 
 FIRST, STEPS = 3, 6
 
@@ -93,6 +98,26 @@ def test_what_cannot_be_gone_on_from_is_one_sentence(tmp_path: Path, changes, wo
     spec = spec_for("l2l", **{"start_from": "first", **changes})
     with pytest.raises(ValueError, match=words):
         train(l2l, spec, tmp_path / "second")
+
+
+def test_a_configuration_that_was_moved_is_the_same_model_and_its_weights_fit(
+    tmp_path: Path,
+) -> None:
+    sizes = {"layers": 2, "hidden": 16, "heads": 2, "seq": 8, "vocab": 256, "config_digest": "d"}
+    there, here = (ModelSpec(family=f"/{at}/config.json", **sizes) for at in ("there", "here"))
+    begun = decided_by(spec_for("plain", model=there))
+    lists = ("losses", "step_seconds", "grad_norms", "skipped")
+    none = {"next_step": 0, "updates_done": 0, **{name: [] for name in lists}}
+    saved = Saved(tmp_path / "step-00000000", Manifest(**none, continues=begun))
+    go_on = partial(check_continues, saved, folder=tmp_path / "own")
+    go_on(decided_by(spec_for("plain", model=here)))
+    with pytest.raises(ValueError, match="was made with family /there/config.json"):
+        go_on(decided_by(spec_for("plain", model=replace(here, config_digest="other"))))
+    for changes in ({"model": replace(here, seq=4)}, {"model": here, "lr": 1.0}):
+        with pytest.raises(ValueError, match="give --weights instead of start_from"):
+            go_on(decided_by(spec_for("plain", **changes)))
+    with pytest.raises(ValueError, match=r"set hidden to 16, or begin"):
+        go_on(decided_by(spec_for("plain", model=replace(here, hidden=8))))
 
 
 @pytest.mark.parametrize("method", ["harmony-pp", "l2l", "pp-swap"])

@@ -31,6 +31,8 @@ from workbench.runs.store import Store
 
 ALONE = ("doctor", "page", "varuna", "partition", "results", "aceso", "export", "rows")
 """Verbs whose flags are their own business."""
+OF_RUNS = ("export", "rows")
+"""Verbs among them whose complaints are about fields of runs."""
 PUBLISHED_WINDOW = 4
 """The artifact's default, for `run` of its model; the planner chooses that of others."""
 
@@ -47,6 +49,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         signal.signal(signal.SIGTERM, _interrupt)
         words = list(sys.argv[1:] if argv is None else argv)
         if words and words[0] in ALONE:
+            if words[0] in OF_RUNS:
+                arguments = argparse.Namespace(set=[], spec=None)
             room = "workbench" if words[0] in ("doctor", "page") else "workbench.cli"
             return import_module(f"{room}.{words[0]}").main(words[1:])
         if words[:1] == ["run"] and any(word.partition("=")[0] == "--config" for word in words):

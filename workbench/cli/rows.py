@@ -7,11 +7,11 @@ from itertools import islice
 
 from workbench.cli.spec import Parser
 from workbench.core.paths import user_path
-from workbench.core.spec import RunSpec, field_of
+from workbench.core.spec import ROW_FILES, RunSpec, field_of
 from workbench.model.row_files import read_rows
-from workbench.model.row_tokens import RowTokenizer, Tokens
+from workbench.model.row_tokens import FORMS, RowTokenizer, Tokens
 from workbench.model.text import IGNORED
-from workbench.runs.overrides import flag
+from workbench.model.tokenizer_file import FILE as TOKENIZER
 
 SHOWN = 3
 
@@ -20,10 +20,13 @@ def main(argv: Sequence[str]) -> int:
     """``workbench rows FILE``: print the first rows. Raises ValueError for a file, a tokenizer or a
     row that cannot be."""
     parser = Parser(prog="workbench rows", description=__doc__)
-    parser.add_argument("file", metavar="FILE", help=field_of("text").about)
-    for name in ("tokenizer", "train_on"):
-        field = field_of(name)
-        parser.add_argument(flag(name), default=field.default, help=field.about)
+    about = f"rows ({', '.join(ROW_FILES)}) of {FORMS}"
+    parser.add_argument("file", metavar="FILE", help=about)
+    tokenizer, train_on = map(field_of, ("tokenizer", "train_on"))
+    words = f"a folder with a {TOKENIZER}, or bytes (default)"
+    parser.add_argument("--tokenizer", default=tokenizer.default, metavar="FOLDER", help=words)
+    words = f"{train_on.about} ({train_on.takes}; default {train_on.default})"
+    parser.add_argument("--train-on", default=train_on.default, metavar="ON", help=words)
     arguments = parser.parse_args(argv)
     spec = RunSpec(
         method="plain", text=arguments.file, tokenizer=arguments.tokenizer,

@@ -92,13 +92,13 @@ def _run(
         raise
     finally:
         progress.end()
-    progress.goes_on()
     if record.status != "ok":
+        progress.goes_on()
         refusal = in_flags(record.message, arguments)
         complain(refusal if record.refused else describe_record(record))
     elif not arguments.json:
         print(describe_record(record), flush=True)
-        progress.line(where_kept(spec, record.key, store))
+        progress.line(in_flags(where_kept(spec, record.key, store), arguments))
     if (words := start_words(record.start)) and not record.refused:
         progress.line(f"{words}{f'; the machine was busy: {record.busy}' * bool(record.busy)}")
     if words := where_logged(arguments.log, store.folder(record.key)):

@@ -15,6 +15,12 @@ from workbench.core.model_spec import MODULES, T5_FAMILY, ModelSpec
 from workbench.core.paths import user_path
 from workbench.model.weights.stored import beside
 
+SIZES = (
+    "max_position_embeddings", "num_hidden_layers", "hidden_size", "num_attention_heads",
+    "vocab_size", "tie_word_embeddings",
+)  # fmt: skip
+"""What the configuration of a decoder says."""
+
 
 def spec_from_config(
     path: str | Path, *, seq: int | None = None, target_seq: int | None = None
@@ -34,6 +40,11 @@ def spec_from_config(
         return replace(spec_of(config, seq=seq, target_seq=target_seq), pretrained=trained)
     if target_seq is not None:
         raise ValueError(f"target_seq is {target_seq}; of {path} it means nothing, only of a T5")
+    if lacking := next((name for name in SIZES if not hasattr(config, name)), None):
+        raise ValueError(
+            f"{path} is of a {config.model_type}, which is no decoder of text alone: it has no "
+            f"{lacking}; name the folder of a decoder"
+        )
     with understood(path):
         positions = config.max_position_embeddings
         usual = min(1024, positions)
@@ -58,6 +69,9 @@ def read_config(path: str | Path) -> tuple[Any, str]:
     try:
         data = read_whole(file, str(file))
     except FileNotFoundError as error:
+        if Path(path).name != str(path):
+            told = f"there is no configuration at {str(file)!r}; name its folder"
+            raise ValueError(told) from None
         raise ValueError(
             f"the model {str(path)!r} is not known: it is gpt, {', '.join(MODULES)}, a function "
             "(package.module:name), or the path of a Hugging Face config.json, and "
@@ -93,7 +107,7 @@ def transformers_package() -> Any:
     except ImportError:
         raise ValueError(
             "Hugging Face models need the package transformers, which is not installed; "
-            "install workbench with its extra 'hf'"
+            "pip install transformers"
         ) from None
     return transformers
 

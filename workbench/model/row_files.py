@@ -17,8 +17,6 @@ from workbench.core.spec import ROW_FILES
 from workbench.model.corpus import numbered_lines
 
 LINES = (".jsonl", ".ndjson")
-INSTALL = "pip install 'workbench[finetune]'"
-"""Brings what reads tables and tokenizers."""
 AT_ONCE = 1024
 """Rows of a table that are turned into Python's objects at once."""
 
@@ -54,7 +52,7 @@ def _table(path: Path) -> Iterator[tuple[str, Row]]:
         from pyarrow import ipc, parquet
     except ImportError:
         raise ValueError(
-            f"{path} needs the package pyarrow, which is not installed; {INSTALL}"
+            f"{path} needs the package pyarrow, which is not installed; pip install pyarrow"
         ) from None
     try:
         if path.suffix.lower() == ".parquet":

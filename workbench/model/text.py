@@ -101,7 +101,7 @@ def check_room(tokens: int, tokenizer: str, vocab: int) -> None:
     if tokens > vocab:
         raise ValueError(
             f"the model's vocabulary of {vocab} is smaller than the {tokens} tokens of "
-            f"{tokenizer!r}; use a vocabulary of at least {tokens}"
+            f"{tokenizer!r}; give the model's own tokenizer, or a model with at least so many"
         )
 
 

@@ -28,8 +28,13 @@ class FromFile(Tokenizer):
     def __init__(self, folder: str) -> None:
         """Raises ValueError, one sentence, for a folder without such a file, or with none."""
         path = user_path(folder) / FILE
+        if not path.parent.is_dir():
+            raise ValueError(f"tokenizer is {folder!r}, which is no folder; name one with a {FILE}")
         if not path.is_file():
-            raise ValueError(f"tokenizer is {folder!r}; there is no {FILE} in it")
+            raise ValueError(
+                f"tokenizer is {folder!r}; there is no {FILE} in it, which transformers' "
+                "AutoTokenizer.from_pretrained and save_pretrained make of older files"
+            )
         data = read_whole(path, str(path))
         try:
             from tokenizers import Tokenizer as Inner

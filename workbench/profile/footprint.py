@@ -8,9 +8,13 @@ asked about on any laptop.
 from __future__ import annotations
 
 import gc
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from typing import Any
 
 import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from workbench.model.modules import Decomposed
 from workbench.profile.alone import Alone, Setting
@@ -41,11 +45,32 @@ def footprints(
         return found, standing.nbytes()
 
 
-def fake_tensors() -> AbstractContextManager:
+@contextmanager
+def fake_tensors() -> Iterator[None]:
     """Operations on them compute nothing; their devices and sizes are those of real ones."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    return FakeTensorMode(allow_non_fake_inputs=True)
+    with FakeTensorMode(allow_non_fake_inputs=True), _GroupedOfAnyType():
+        yield
+
+
+class _GroupedOfAnyType(TorchDispatchMode):
+    """Has grouped products, by which experts are computed, take fake tensors of all types that they
+    take with values: without values torch takes bfloat16 alone."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is not torch.ops.aten._grouped_mm.default or args[0].dtype is torch.bfloat16:
+            return func(*args, **(kwargs or {}))
+        return self._made(*args, **(kwargs or {}))
+
+    @staticmethod
+    def _made(one: Tensor, other: Tensor, offs: Tensor | None = None, *_: Any, **__: Any) -> Tensor:
+        """The product of `one` [rows, k] or [groups, rows, k] and `other`; where both are matrices
+        their k is divided."""
+        groups = [] if one.dim() != other.dim() else [len(one) if offs is None else len(offs)]
+        return one.new_empty(*groups, one.shape[-2], other.shape[-1])
 
 
 class Standing:

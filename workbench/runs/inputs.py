@@ -23,7 +23,8 @@ from workbench.model.hf_config import spec_from_config
 from workbench.model.pairs import holds_out, load_pairs
 from workbench.model.row_samples import read_samples
 from workbench.model.text import check_text
-from workbench.model.tokenizer_file import OfT5, is_folder
+from workbench.model.tokenize import Bytes
+from workbench.model.tokenizer_file import FILE, OfT5, is_folder
 from workbench.runs.chosen import possible
 from workbench.runs.resolve import begins_from
 from workbench.runs.store import Store
@@ -112,8 +113,8 @@ def check_weights(specs: list[RunSpec], store: Store) -> list[str]:
     ValueError, one sentence, for weights that cannot be read, or are none of the model, as far as
     headers tell."""
     lines = []
-    for model, seed, path in dict.fromkeys(
-        (spec.model, spec.seed, begins_from(spec, store.root))
+    for model, seed, path, asked in dict.fromkeys(
+        (spec.model, spec.seed, begins_from(spec, store.root), spec.weights == "random")
         for spec in specs
         if not spec.start_from
     ):
@@ -122,8 +123,18 @@ def check_weights(specs: list[RunSpec], store: Store) -> list[str]:
             stored = made.trained.check()
             lines.append(f"weights: {made.parameters_count():,} parameters from {stored.told}")
         elif file := config_file(model):
-            lines.append(f"weights: random, and none that {file.parent} may have")
-    return lines
+            why = f"whatever {file.parent} has" if asked else f"since {file.parent} has none"
+            lines.append(f"weights: random, {why}")
+    return [*lines, *dict.fromkeys(filter(None, map(_unlike_before, specs)))]
+
+
+def _unlike_before(spec: RunSpec) -> str:
+    """A line on a text that is read as bytes, while its weights come with a tokenizer."""
+    known, folder = bool(spec.model.pretrained), user_path(spec.model.pretrained)
+    read = known and not spec.model.rows and not spec.text.endswith(".npy")
+    if not read or spec.tokenizer != Bytes.name or not (folder / FILE).is_file():
+        return ""
+    return f"text: read as bytes; --tokenizer {folder} reads it as these weights know it"
 
 
 def check_methods(specs: list[RunSpec]) -> None:

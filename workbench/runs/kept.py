@@ -76,12 +76,15 @@ def find_kept(run: str | Path, store: Store, step: int | None = None) -> Kept:
 
 def where_kept(spec: RunSpec, key: str, store: Store) -> str:
     """Where the weights of a finished run are, or why they are nowhere, in a sentence."""
-    newest = next(iter(steps_in(store.folder(key) / CHECKPOINTS)), None)
-    if newest is None:
+    steps = steps_in(store.folder(key) / CHECKPOINTS)
+    if not steps:
         why = "save_every was not given" if not spec.save_every else "no checkpoint was written"
         return f"weights: not kept, since {why}"
     run = key if store.root == REPOSITORY_RESULTS else shlex.quote(str(store.folder(key)))
-    return f"weights: {newest}; workbench export {run} FOLDER writes them for use"
+    newest, step = next(iter(steps.items()))
+    late = f", of {step} of {spec.steps} steps, since no later one was written"
+    told = f"weights: {newest}{late * (step < spec.steps)}"
+    return f"{told}; workbench export {run} FOLDER writes them for use"
 
 
 def _place(run: str | Path, store: Store) -> Path:

@@ -18,11 +18,10 @@ from typing import Any
 from workbench.core.model_spec import PICTURED
 from workbench.core.record import HELD_OUT
 from workbench.core.spec import RunSpec
-from workbench.model.row_files import INSTALL
 
 TENSORBOARD, WANDB = "tensorboard", "wandb"
-LOGS = {TENSORBOARD: INSTALL, WANDB: "pip install wandb"}
-"""Package -> the line that installs it."""
+LOGS = (TENSORBOARD, WANDB)
+"""Packages, which their names install."""
 MODE = "WANDB_MODE"
 """Variable of the environment by which Weights & Biases is told where runs go."""
 
@@ -34,7 +33,7 @@ def check_log(log: str) -> None:
     if log and log not in LOGS:
         raise ValueError(f"log is {log!r}; it must be one of {', '.join(LOGS)}")
     if log and find_spec(log) is None:
-        raise ValueError(f"log is {log!r}, and its package is not installed; {LOGS[log]}")
+        raise ValueError(f"log is {log!r}, and its package is not installed; pip install {log}")
 
 
 def where_logged(log: str, folder: Path) -> str:

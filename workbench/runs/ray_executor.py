@@ -51,7 +51,7 @@ class RayExecutor:
             import ray
         except ImportError:
             raise ValueError(
-                "the executor is ray, and Ray is not installed; `pip install workbench[ray]`"
+                "the executor is ray, and Ray is not installed; pip install ray"
             ) from None
         self._ray, self._store = ray, store
         self._at = f"at {address}" if address else "on this machine"

@@ -182,6 +182,7 @@ def main(folder: Path, pages: Pages | None = None) -> int:
         traceback.print_exc()
         status, message = classify(error)
         refused = isinstance(error, ValueError) and _is_ours(error, job.module)
+        message = " ".join(str(error).split()) if refused else message
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # what is left takes milliseconds
         reporter.curves.close()

@@ -10,7 +10,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from workbench.core.model_spec import ENGINE, ModelSpec
+from workbench.core.model_spec import ENGINE, FUNCTION, OF_DECODERS, ModelSpec
 from workbench.core.spec import RunSpec
 from workbench.model.base import LayeredModel
 from workbench.runtime.checkpoint.manifest import Saved
@@ -62,7 +62,10 @@ def check_continues(saved: Saved, ours: dict[str, Any], folder: Path) -> None:
     mean anything."""
     begins, own = f"the checkpoint {saved.path} was made", saved.path.parent == folder
     theirs, ours = _flat(saved.manifest.continues), _flat(ours)
-    engine = str(ours.get("family")).startswith(ENGINE)
+    family, digest = str(ours.get("family")), ours.get("config_digest")
+    engine = family.startswith(ENGINE)
+    of_a_file = bool(digest) and not FUNCTION.fullmatch(family)
+    moved = of_a_file and theirs.get("config_digest") == digest
     otherwise = "remove the checkpoint" if own else "begin without start_from"
     who, otherwise = ("engine", "give another folder") if engine else ("run", otherwise)
     theirs_engine = str(theirs.get("family", ENGINE * engine)).startswith(ENGINE)
@@ -84,7 +87,7 @@ def check_continues(saved: Saved, ours: dict[str, Any], folder: Path) -> None:
     for label in [x for x in GIVEN if x in ours and x in theirs] if engine else {**ours, **theirs}:
         here = ours.get(label, DEFAULTS.get(label, theirs.get(label)))
         there = theirs.get(label, DEFAULTS.get(label))
-        if there == here or label in (FROZEN, NO_DECAY, BEGAN):
+        if there == here or label in (FROZEN, NO_DECAY, BEGAN) or (label == "family" and moved):
             continue
         if engine and label in ("layers", TEXT):
             told = "of a module with other layers, or parameters of other shapes"
@@ -93,7 +96,7 @@ def check_continues(saved: Saved, ours: dict[str, Any], folder: Path) -> None:
         if engine and label == "family":
             there, here = there.removeprefix(ENGINE), here.removeprefix(ENGINE)
         restore = "train on that text" if label == TEXT else f"set {name} to {there}"
-        if not (engine or own or label in SIZES):
+        if not (engine or own or label in SIZES) or (of_a_file and not own and label in FITTING):
             restore += ", give --weights instead of start_from to begin with fresh moments"
         raise OtherTraining(
             f"{begins} with {name} {there}, this {who} has {here}: it would not be the same "
@@ -116,5 +119,7 @@ def _flat(shared: dict[str, Any]) -> dict[str, Any]:
     return {**model, **{k: v for k, v in shared.items() if k != "model"}}
 
 
+FITTING = frozenset(("seq", "dropout", *OF_DECODERS))
+"""Fields of a model of a configuration's file with which the weights of any other value go."""
 SIZES = frozenset(each.name for each in fields(ModelSpec))
 DEFAULTS = _flat(RunSpec(method="").to_dict())

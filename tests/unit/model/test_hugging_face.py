@@ -133,13 +133,14 @@ def test_kinds_keep_unlike_layers_apart():
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        (None, "is not known: it is gpt, bert, .*config.json' cannot be read: No such"),
+        (None, "there is no configuration at '.*config.json'; name its folder"),
         ("{", "is not JSON"),
         ("[]", "is no Hugging Face configuration"),
         (
             '{"model_type": "no-such-model"}',
             "is of the model_type 'no-such-model', which transformers lacks",
         ),
+        ('{"model_type": "gemma3"}', "is of a gemma3, which is no decoder of text alone: it has"),
     ],
 )
 def test_refuses_a_bad_configuration(tmp_path, content, sentence):

@@ -126,7 +126,8 @@ def test_tokenizers_and_files_that_cannot_be_are_refused(folder, tmp_path, monke
     path.write_text('{"messages": [{"role": "user", "content": "a"}]}\n')
     for tokenizer, vocab, sentence in (
         (str(folder), 260, "vocabulary of 260 is smaller than the 261 tokens of"),
-        (str(tmp_path), 300, "there is no tokenizer.json in it"),
+        (str(tmp_path), 300, "there is no tokenizer.json in it, which .* make of older files"),
+        (str(folder / "tokenizer.json"), 300, "which is no folder; name one with a tokenizer.json"),
         ("bpe:300", 300, "rows take 'bytes', or a folder with a tokenizer.json"),
         ("bytes", 300, "line 1 has messages, which a chat template writes"),
     ):
@@ -138,7 +139,9 @@ def test_tokenizers_and_files_that_cannot_be_are_refused(folder, tmp_path, monke
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     for name in ("rows.parquet", "rows.arrow"):
         (tmp_path / name).write_bytes(b"PAR1")
-        with pytest.raises(ValueError, match=r"pyarrow, which is not installed; pip install 'work"):
+        with pytest.raises(
+            ValueError, match=r"pyarrow, which is not installed; pip install pyarrow"
+        ):
             read_rows(tmp_path / name)
 
 

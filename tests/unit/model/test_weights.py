@@ -13,9 +13,14 @@ from safetensors.torch import load_file, save_file
 
 from tests.methods.test_weights import CONFIGS
 from workbench.cli import main
+from workbench.core.spec import RunSpec
 from workbench.model import make_model
 from workbench.model.hf_config import spec_from_config
+from workbench.model.weights.stored import find
 from workbench.model.whole import make_whole
+from workbench.runs.inputs import check_weights
+from workbench.runs.resolve import resolve
+from workbench.runs.store import Store
 
 transformers = pytest.importorskip("transformers", reason="the extra 'hf' is not installed")
 SHARD = "model-00002-of-00003.safetensors"
@@ -93,6 +98,21 @@ def test_spoilt_folders_are_one_sentence_and_nothing_is_written(folder, spoil, w
 
 
 @pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("model.safetensors.index.json", "holds no weights; name its folder, or a file"),
+        ("model-Q4.gguf", "is none of safetensors: where you trust it, write the model"),
+        ("net.pt", "is none of safetensors, and a pickle could run anything"),
+        ("step-00000002", "is a checkpoint of its engine's own form; workbench export writes its"),
+    ],
+)
+def test_files_of_other_forms_are_told_apart(tmp_path, name, words):
+    (tmp_path / name).mkdir() if name.startswith("step") else (tmp_path / name).touch()
+    with pytest.raises(ValueError, match=words):
+        find(tmp_path if name.startswith("step") else tmp_path / name)
+
+
+@pytest.mark.parametrize(
     ("name", "value", "words"),
     [
         ("hidden_size", 64, "has tensors of another shape than the model"),
@@ -111,6 +131,40 @@ def test_weights_of_another_configuration_are_told_by_three_names(folder, name, 
     assert name == "quantization_config" or re.search(
         r"('[^']+',? ){3}and \d+ more", str(refusal.value)
     )
+
+
+def test_masks_and_tables_that_older_folders_hold_are_left_out(tmp_path):
+    sizes = {"vocab_size": 99, "hidden_size": 16, "intermediate_size": 32}
+    heads = {"num_hidden_layers": 2, "num_attention_heads": 2, "max_position_embeddings": 8}
+    config = transformers.GPTNeoXConfig(**sizes, **heads)
+    model = transformers.AutoModelForCausalLM.from_config(config).half()
+    model.save_pretrained(tmp_path)
+    more = {"bias": torch.ones(1, 1, 8, 8, dtype=torch.uint8), "rotary_emb.inv_freq": torch.ones(2)}
+    names = {f"gpt_neox.layers.0.attention.{name}": tensor for name, tensor in more.items()}
+    change(tmp_path / "model.safetensors", **names)
+    made = make_model(spec_from_config(tmp_path, seq=8))
+    made.trained.check()
+    read = make_whole(made, seed=0).state_dict()
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(read[name], tensor.float()), name
+
+
+def test_a_run_tells_which_weights_it_begins_from_and_how_unlike_them_it_reads(folder, tmp_path):
+    def told(**changes) -> list[str]:
+        model = spec_from_config(folder, seq=8)
+        spec = RunSpec(method="plain", model=model, **changes)
+        return check_weights([resolve(spec)], Store(tmp_path / "results"))
+
+    (line,) = told()
+    assert re.fullmatch(rf"weights: [\d,]+ parameters from {folder} \(3 files, fp32\)", line)
+    (folder / "tokenizer.json").touch()
+    as_bytes = f"text: read as bytes; --tokenizer {folder} reads it as these weights know it"
+    assert told() == [line, as_bytes]
+    assert told(tokenizer=str(folder)) == [line]
+    assert told(weights="random") == [f"weights: random, whatever {folder} has"]
+    for file in folder.glob("*.safetensors*"):
+        file.unlink()
+    assert told() == [f"weights: random, since {folder} has none"]
 
 
 def test_a_head_may_be_stored_alone_or_twice_but_not_with_other_values(folder):

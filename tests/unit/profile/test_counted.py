@@ -10,7 +10,9 @@ import pytest
 from workbench import cli
 from workbench.model import ModelSpec, make_model
 from workbench.model.families import EXAMPLE, blank_rows
+from workbench.model.hf_config import spec_from_config
 from workbench.profile.alone import Setting
+from workbench.profile.footprint import footprints
 from workbench.profile.measure import kind_costs
 from workbench.published.hardware import machine, profile
 
@@ -41,6 +43,22 @@ def test_counts_are_what_is_measured(spec):
     assert kept == pytest.approx(sum(measured[c.kind].kept_bytes for c in found.units), rel=0.25)
     assert found.hardware == machine()
     assert spec.family in found.note
+
+
+def test_experts_in_fp32_are_counted_as_they_are_weighed(tmp_path):
+    """Torch refuses their grouped products without values, in all types but bfloat16."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {"vocab_size": 300, "hidden_size": 32, "intermediate_size": 64}
+    heads = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    transformers.MixtralConfig(**sizes, **heads, num_local_experts=4).save_pretrained(tmp_path)
+    spec = spec_from_config(tmp_path, seq=32)
+    *inputs, targets = blank_rows(spec, 2)
+    how = {"seq": spec.seq, "dtype": "fp32", "device": "cpu"}
+    setting = Setting.of(make_model(spec), tuple(inputs), targets, **how)
+    counted, weighed = (footprints(setting, fake=fake)[0] for fake in (True, False))
+    assert counted.keys() == weighed.keys()
+    for kind, fields in weighed.items():
+        assert counted[kind]["kept_bytes"] == pytest.approx(fields["kept_bytes"], rel=0.05), kind
 
 
 def configuration(folder: Path) -> str:

@@ -36,8 +36,8 @@ Tell = Callable[[int, int], None]
 def new_folder(folder: str | Path) -> Path:
     """The folder to write. Raises ValueError for one that is not empty, and for what is none."""
     target = user_path(folder).resolve()
-    if target.exists() and not target.is_dir():
-        raise ValueError(f"{target} is a file; name a new folder")
+    if file := next((p for p in (target, *target.parents) if p.exists() and not p.is_dir()), None):
+        raise ValueError(f"{file} is a file; name a new folder")
     if target.is_dir() and next(target.iterdir(), None) is not None:
         raise ValueError(f"{target} is not empty; name a new folder, or an empty one")
     return target

@@ -22,7 +22,7 @@ from workbench.model.weights.headers import Entry
 
 DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
-    "I64": torch.int64, "BOOL": torch.bool,
+    "I64": torch.int64, "BOOL": torch.bool, "U8": torch.uint8,
 }  # fmt: skip
 
 

@@ -39,6 +39,8 @@ OTHERS = re.compile(
     r"adapter_model).*\.(bin|pt|pth|npz|onnx))(\.index\.json)?"
 )
 """Names of files that hold weights in other forms, pickles mostly, or list these."""
+UNPICKLED = (".gguf", ".ggml", ".h5", ".msgpack", ".npz", ".onnx")
+"""Endings of files in other forms that are no pickles."""
 BLOCK, EVERY = 4 << 10, 2 << 20
 """Bytes that a digest takes, and of how many."""
 
@@ -85,13 +87,18 @@ def find(path: str | Path) -> Stored:
         files, checkpoint = _files_in(place)
         if not files:
             raise ValueError(_lacking(place))
-    elif OTHERS.fullmatch(place.name):
+    elif place.suffix == ".json" and not OTHERS.fullmatch(place.name):
+        raise ValueError(f"{place} holds no weights; name its folder, or a file *{ENDING}")
+    elif place.suffix not in ("", ENDING):  # files in a cache have none
         raise ValueError(_unread(place))
     else:
         files, checkpoint = [place], UNIT.fullmatch(place.name) is not None
     config = place / "config.json"
-    if config.is_file() and read_object(config, str(config)).get("quantization_config"):
-        raise ValueError(f"{config} is of quantized weights; save the model in fp32, bf16 or fp16")
+    if config.is_file() and (how := read_object(config, str(config)).get("quantization_config")):
+        told = how.get("quant_method") if isinstance(how, dict) else how
+        raise ValueError(
+            f"{config} is of quantized weights ({told}); save the model in fp32, bf16 or fp16"
+        )
     entries: dict[str, Entry] = {}
     for file in files:
         for label, entry in read_header(file).items():
@@ -99,13 +106,16 @@ def find(path: str | Path) -> Stored:
                 continue
             name = label.removeprefix(WEIGHT).removeprefix(ENGINES) if checkpoint else label
             if name in entries:
-                raise ValueError(f"{label!r} is in {entries[name].file} and in {file}")
+                raise ValueError(
+                    f"{label!r} is in {entries[name].file} and in {file}; name the weights' file"
+                )
             entries[name] = entry
     indexed = not checkpoint and place / SINGLE not in files and (place / INDEX).exists()
     if indexed and (lacking := _index(place / INDEX).keys() - entries.keys()):
         raise ValueError(f"{place / INDEX} names tensors that its files lack: {few(lacking)}")
     for entry in entries.values():
-        if entry.dtype not in WORDS and entry.dtype not in ("I64", "BOOL"):
+        mask = entry.dtype == "U8" and entry.shape[:2] == (1, 1)  # of attention, in older folders
+        if entry.dtype not in (*WORDS, "I64", "BOOL") and not mask:
             raise ValueError(
                 f"{entry.file} holds quantized weights: {entry.label!r} is {entry.dtype}; save the "
                 "model in fp32, bf16 or fp16"
@@ -190,17 +200,24 @@ def _lacking(folder: Path) -> str:
     if other := others_in(folder):
         return _unread(other)
     if saved := _steps_in(folder):
-        return f"{saved[0]} has no files of units: its engine writes checkpoints of its own form"
+        return (
+            f"{saved[0]} is a checkpoint of its engine's own form; workbench export writes its "
+            "weights into a folder, to be named instead"
+        )
     return (
         f"there are no weights in {folder}: it has no files *{ENDING}, and is no run or checkpoint"
     )
 
 
 def _unread(file: Path) -> str:
+    pickle = (
+        ""
+        if file.suffix.lower() in UNPICKLED
+        else ", and a pickle could run anything when it is read"
+    )
     return (
-        f"{file} is none of safetensors, and a pickle could run anything when it is read: where "
-        "you trust it, write the model with transformers' from_pretrained and save_pretrained, or "
-        "begin with weights random"
+        f"{file} is none of safetensors{pickle}: where you trust it, write the model with "
+        "transformers' from_pretrained and save_pretrained, or begin with --weights random"
     )
 
 
