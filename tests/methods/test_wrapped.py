@@ -88,17 +88,26 @@ def test_the_loop_is_torchs(wrapped, method, every, clip) -> None:
 
 
 @pytest.mark.parametrize("method", ["plain", "stronghold"])
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "autocast"])
 def test_steps_are_an_engines_to_the_last_digit(engine, wrapped, method, dtype) -> None:
-    """With dropout and BatchNorm, and a forward pass that no backward pass follows."""
+    """With dropout and BatchNorm, and a forward pass that no backward pass follows. Layers that
+    pass forward again do so under the autocast of the call; torch.compile leaves them alone."""
     module, data = normed()
-    with engine(method, copy.deepcopy(module), dtype=dtype, quiet=True) as made:
-        losses = [float(made.step(pair, distance)) for pair in data]
+    how = {"dtype": "fp32" if dtype == "autocast" else dtype, **WAYS[method]}
+    how |= {"activations": "recompute"} if method == "stronghold" else {}
+    cast = partial(torch.autocast, "cpu", torch.bfloat16, dtype == "autocast")
+    with engine(method, copy.deepcopy(module), quiet=True, **how) as made:
+        losses = []
+        for pair in data:
+            with cast():
+                losses.append(float(made.step(pair, distance)))
         norm, weights = made.grad_norm, made.state_dict()
-    model, optimizer = wrapped(method, module, clip=CLIP, dtype=dtype)
+    model, optimizer = wrapped(method, module, clip=CLIP, **how)
+    called = torch.compile(model, backend="eager")
     for pair, wanted in zip(data, losses, strict=True):
-        model(pair[0] * 2)
-        loss = distance(model(pair[0]), pair)
+        with cast():
+            model(pair[0] * 2)
+            loss = distance(called(pair[0]), pair)
         loss.backward()
         optimizer.step()
         assert loss.item() == wanted
@@ -260,6 +269,9 @@ def test_what_a_loop_cannot_have_is_one_sentence(wrapped) -> None:
         with pytest.raises(ValueError, match=words):
             make()
     model, optimizer = wrapped("stronghold")
+    with pytest.raises(ValueError, match="in evaluation mode; call its train\\(\\) before"):
+        loss_of(model.eval()(batch["tokens"]), batch).backward()
+    model.train()
 
     def changed_rate() -> None:
         optimizer.param_groups[0]["lr"] = 0.5

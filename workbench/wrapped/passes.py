@@ -28,6 +28,8 @@ class Passes(Engine):
         """Whether a forward pass waits for its backward pass."""
         self.failed = False
         """Whether a part of a step has failed, with which gradients that were held are gone."""
+        self._cast: tuple[torch.dtype, bool]
+        """Autocast's dtype in the last forward pass, and whether it was on."""
 
     def _objective_for(self, batch: Batch) -> Called:
         return self._made_of(batch, Called, ends=self.ends)
@@ -50,6 +52,8 @@ class Passes(Engine):
             if self._steps is None:
                 with generators(self._fields["seed"]):
                     self._begin(taken, given_out)
+            kind = self.device.type
+            self._cast = torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
             with self._part():
                 self._steps.forward(taken, holds=holds)
             self.waits = True
@@ -60,7 +64,8 @@ class Passes(Engine):
     def backward_pass(self, gradients: Sequence[Tensor]) -> None:
         """The rest of the step, from the gradients of the outputs."""
         self.waits, number = False, self.steps
-        with self._telling(), self._part():
+        dtype, on = self._cast  # for layers that pass forward again
+        with self._telling(), self._part(), torch.autocast(self.device.type, dtype, on):
             self.ends.gradients = [gradient.to(self.device) for gradient in gradients]
             self._catch_up()
             self._steps.backward()
