@@ -308,7 +308,7 @@ class _HandedOut(torch.autograd.Function):
         ctx: FunctionCtx, model: Wrapped, holds: bool, _: Tensor, *ends: Tensor
     ) -> tuple[Tensor, ...]:
         ctx.model, ctx.call, ctx.holds = model, model._call, holds
-        return tuple(end.view_as(end) for end in ends)
+        return _seen(ends)
 
     @staticmethod
     @once_differentiable
@@ -323,8 +323,13 @@ class _Read(torch.autograd.Function):
     @staticmethod
     def forward(ctx: FunctionCtx, advice: str, _: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
         ctx.advice = advice
-        return tuple(other.view_as(other) for other in others)
+        return _seen(others)
 
     @staticmethod
     def backward(ctx: FunctionCtx, *_: Tensor) -> None:
         raise ValueError(ctx.advice)
+
+
+def _seen(ends: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Outputs over the same memory; of a number a copy, which may be changed in place."""
+    return tuple(end.view_as(end) if end.dim() else end.clone() for end in ends)

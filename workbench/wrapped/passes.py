@@ -39,10 +39,10 @@ class Passes(Engine):
     @torch.enable_grad()
     def forward_pass(self, args: tuple, kwargs: Mapping[str, Any], *, holds: bool) -> Any:
         """Outputs of the module on a batch, cut from their graph."""
-        if COUNT in kwargs:
+        if (count := kwargs.get(COUNT, 1)) != 1:
             raise ValueError(
-                f"the call has {COUNT!r}, which would have to be alike in all calls: leave it out, "
-                "and multiply the mean loss by the share of its labels among them"
+                f"the call has the {COUNT} {count}, which would have to be alike in all calls: "
+                "give 1, with which the loss is a sum, and divide it by that number"
             )
         self._check_open()
         self.drop()
