@@ -172,6 +172,8 @@ def test_a_model_of_hugging_face_has_its_own_loss_and_shape(engine, wrapped, tmp
         outputs.loss.backward()
         optimizer.step()
         optimizer.zero_grad()
+        with pytest.raises(ValueError, match="labels, attention_mask None and the first one had i"):
+            model(**batch, attention_mask=None)
     found = model.state_dict()
     assert all(torch.equal(found[name], value) for name, value in weights.items())
     ids, how = given[0]["input_ids"], {"max_new_tokens": 3, "do_sample": False}

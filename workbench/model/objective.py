@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_flatten_with_path, tree_unflatten
 
 from workbench.model.base import Context, set_parameter
 from workbench.model.called import Widened, call_of, one_number
@@ -133,6 +133,15 @@ class Batch:
         part = slice(None) if rows is None else self.counting(rows)
         return {f"tensor{n:03}": tensor[part] for n, tensor in enumerate(self.tensors)}
 
+    def told(self) -> str:
+        """Its parts by their last names, with the values of those that are no tensors."""
+        paths, _ = tree_flatten_with_path(tree_unflatten(self.others, self.form))
+        names = [getattr(p[-1], "key", getattr(p[-1], "idx", "")) if p else "" for p, _ in paths]
+        each = enumerate(zip(names, self.others, strict=True))
+        return ", ".join(
+            f"{name}" if n in self.places else f"{name} {other!r:.40}" for n, (name, other) in each
+        )
+
     @property
     def lengths(self) -> tuple[torch.Size, ...]:
         """Shapes of a row's tensors."""
@@ -143,8 +152,9 @@ class Batch:
         or larger; of one that is smaller, unless it may be `shorter`."""
         if self.form != first.form or self.others != first.others:
             raise ValueError(
-                "the batch has other parts, or other values beside its tensors, than the first one "
-                "had; only the numbers in its tensors may change"
+                f"the batch has {self.told()} and the first one had {first.told()}; give equal "
+                "parts in one order, such as a mask of ones where nothing is masked, and numbers "
+                "that change in tensors"
             )
         for one, other in zip(self.tensors, first.tensors, strict=True):
             fits = one.shape == other.shape
