@@ -110,6 +110,11 @@ class EngineTrainer(Trainer):
             clip = self.args.max_grad_norm or NEVER
             model, self.optimizer = wrap(self.model, self.optimizer, clip=clip, **self._how)
             self._loop = model
+        if self._loop is None and any(p.is_meta for p in model.parameters()):
+            raise ValueError(
+                "the model is on the meta device, and has no values before train(); give "
+                "TrainingArguments(eval_on_start=True) to evaluate before the first step"
+            )
         return self._loop or model
 
     def compute_loss_context_manager(self) -> AbstractContextManager[Any]:

@@ -103,14 +103,17 @@ def test_losses_are_divided_as_trainers_are(trainers, name) -> None:
 
 
 def test_a_model_without_values_has_trained_ones_after_training(trainers, tmp_path) -> None:
-    how = {"max_steps": 2, "save_strategy": "no"}
+    how = {"max_steps": 2, "save_strategy": "no", "eval_on_start": True}
     theirs = trainers("theirs", **how)
     theirs.save_model(tmp_path)
     theirs.train()
     with torch.device("meta"):
         hollow = type(theirs.model)(theirs.model.config)
     ours = trainers("hollow", "l2l", of=hollow, engine_of={"weights": tmp_path}, **how)
+    with pytest.raises(ValueError, match="no values before train.*eval_on_start"):
+        ours.evaluate()
     ours.train()
+    assert told(ours) == pytest.approx(told(theirs), rel=1e-5)
     found = ours.model.state_dict()
     for name, value in theirs.model.state_dict().items():
         torch.testing.assert_close(found[name], value, rtol=1e-4, atol=2e-5)

@@ -196,9 +196,12 @@ def test_a_model_without_values_or_in_bf16_is_trained_and_used(wrapped, tmp_path
     made = transformers.GPT2LMHeadModel(config).to(torch.bfloat16)
     made.save_pretrained(tmp_path / "first")
     batch = {"input_ids": (ids := next(batches())["tokens"]), "labels": ids}
+    begins = []
 
     def trained(module, **how):
         model, optimizer = wrapped("stronghold", module.train(), clip=CLIP, **how)
+        begins.append(model.eval()(ids).logits.float())
+        model.train()
         for _ in range(2):
             model(**batch).loss.backward()
             optimizer.step()
@@ -215,6 +218,7 @@ def test_a_model_without_values_or_in_bf16_is_trained_and_used(wrapped, tmp_path
         hollow = transformers.GPT2LMHeadModel(made.config).to(torch.bfloat16)
     how = {"weights": tmp_path / "first"} if bare else {}
     model, found = trained(hollow if bare else made, **how)
+    torch.testing.assert_close(begins[1], begins[0], rtol=0, atol=0.05)
     assert all(torch.equal(found[name], value) for name, value in wanted.items())
     found = {name: value.to(torch.bfloat16) for name, value in found.items()}
     assert torch.equal(model.transformer.wte.weight, found["transformer.wte.weight"])

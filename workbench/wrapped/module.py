@@ -61,7 +61,7 @@ class Wrapped(nn.Module):
         self._named = {name: self._away[id(p)] for name, p in names}
         self._wanted = [p.requires_grad for p in module.parameters()]
         self._anchor = torch.zeros((), requires_grad=True)
-        self._holds, self._stale = False, False
+        self._holds, self._stale = False, any(p.is_meta for p in module.parameters())
         self._modes: dict[nn.Module, bool] = {}
         """Those of the parts before evaluation."""
         self._call = 0
