@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -28,8 +28,8 @@ class Passes(Engine):
         """Whether a forward pass waits for its backward pass."""
         self.failed = False
         """Whether a part of a step has failed, with which gradients that were held are gone."""
-        self._cast: tuple[torch.dtype, bool]
-        """Autocast's dtype in the last forward pass, and whether it was on."""
+        self._cast: torch.dtype | None = None
+        """Autocast's dtype in the last forward pass, where it was on."""
 
     def _objective_for(self, batch: Batch) -> Called:
         return self._made_of(batch, Called, ends=self.ends)
@@ -53,7 +53,7 @@ class Passes(Engine):
                 with generators(self._fields["seed"]):
                     self._begin(taken, given_out)
             kind = self.device.type
-            self._cast = torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
+            self._cast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
             with self._part():
                 self._steps.forward(taken, holds=holds)
             self.waits = True
@@ -64,8 +64,7 @@ class Passes(Engine):
     def backward_pass(self, gradients: Sequence[Tensor]) -> None:
         """The rest of the step, from the gradients of the outputs."""
         self.waits, number = False, self.steps
-        dtype, on = self._cast  # for layers that pass forward again
-        with self._telling(), self._part(), torch.autocast(self.device.type, dtype, on):
+        with self._telling(), self._part(), self._again_cast():
             self.ends.gradients = [gradient.to(self.device) for gradient in gradients]
             self._catch_up()
             self._steps.backward()
@@ -93,6 +92,12 @@ class Passes(Engine):
             raise
         finally:
             self.ends.live, self.ends.gradients = False, ()
+
+    def _again_cast(self) -> AbstractContextManager:
+        """For layers that pass forward once more; memory of weights has others meanwhile."""
+        if self._cast is None:
+            return nullcontext()
+        return torch.autocast(self.device.type, self._cast, cache_enabled=False)
 
     def _catch_up(self) -> None:
         """Wait for what the user's own stream does with outputs and gradients."""
