@@ -44,6 +44,8 @@ NO_MEAN = (
     "loss_fn that is a mean over rows which do not depend on each other, with weight_of where they "
     "count unequally, or leave the batch in one part"
 )
+COUNT = "num_items_in_batch"
+"""Number of labels by which losses of transformers divide, as its Trainer gives it."""
 PREFIX = "module."
 """Begins the names of the module's tensors in its `Objective`."""
 
@@ -56,8 +58,14 @@ class Batch:
         self, batch: Any, weight_of: Weigh | None = None, dtype: torch.dtype = torch.float32
     ) -> None:
         """Passes round numbers to `dtype`; of those of another one the loss function is to get the
-        bits, as whole numbers behind the others. Raises ValueError for a batch without tensors, or
-        with tensors of unlike rows, and where `weight_of` gives no number a row."""
+        bits, as whole numbers behind the others. Raises ValueError for a batch without tensors,
+        with tensors of unlike rows or a count of labels, and where `weight_of` gives no number a
+        row."""
+        if isinstance(batch, Mapping) and COUNT in batch:
+            raise ValueError(
+                f"the batch has {COUNT!r}; leave it out, batch.pop({COUNT!r}): the engine counts "
+                "the labels of all parts of a batch by itself"
+            )
         batch = dict(batch) if isinstance(batch, Mapping) else batch
         leaves, self.form = tree_flatten(batch)
         found = (leaf.detach().cpu() for leaf in leaves if isinstance(leaf, Tensor))

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from workbench.core.habits import instead
 from workbench.core.mistakes import in_a_sentence
-from workbench.engine import COUNT, Engine
+from workbench.engine import Engine
 from workbench.model.drawn import generators
-from workbench.model.objective import Batch
+from workbench.model.objective import COUNT, Batch
 from workbench.model.outputs import Called, Ends, given_out
 from workbench.training.run import resolve_device
 
