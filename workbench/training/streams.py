@@ -56,7 +56,7 @@ class Streams(WeightsOut):
             if self._steps is not None:
                 self._steps.pause()
                 weights = self._steps.weights()
-        of_tensors = isinstance(loader, tuple) and all(isinstance(t, Tensor) for t in loader)
+        of_tensors = isinstance(loader, tuple) and {*map(type, loader)} == {Tensor}
         if of_tensors or isinstance(loader, Mapping | Tensor):
             loader = [loader]
         first, group, fields = self._peers.rank == 0, self._peers.group, self._fields
