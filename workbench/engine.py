@@ -51,8 +51,6 @@ from workbench.training.streams import Streams
 
 TOKEN_BYTES = 16
 """Bytes of a token and its target, in which plans count what a batch takes."""
-COUNT = "num_items_in_batch"
-"""Number of labels by which losses of transformers divide, as its Trainer gives it."""
 MANY_STEPS = 1 << 40
 """More than any loop makes: an engine does not know when the last one comes."""
 FOLLOWS = (
@@ -239,11 +237,6 @@ class Engine(Streams, Habits):
         """Raise ValueError for a batch that cannot be trained, or not as those before."""
         if not callable(loss_fn):
             raise ValueError(f"loss_fn is {loss_fn!r}; give a function of outputs and batch")
-        if isinstance(batch, Mapping) and COUNT in batch:
-            raise ValueError(
-                f"the batch has {COUNT!r}; leave it out, batch.pop({COUNT!r}): the engine counts "
-                "the labels of all parts of a batch by itself"
-            )
         taken = Batch(batch, self._weight_of, DTYPES[self._fields["dtype"]])
         if self._steps is None:
             return taken

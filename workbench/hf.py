@@ -6,10 +6,11 @@
                             engine={"method": "stronghold", "device_memory": "24GiB"})
 
 Trainer's loop is an ordinary one, so it stays as it is, over a wrapped model (workbench/wrapped).
-Here is the rest: losses are divided by the labels of all batches of a step outside the model, since
-a number that changes is no argument of it; Trainer's norm is the engine's; weights are saved from
-where they are; and a ``checkpoint-N`` has a folder ``engine``, with weights and moments as
-`Engine.save` writes them.
+Here is the rest. A number that changes is no argument of a wrapped model: it is asked for the sum
+of its losses, which are divided by the labels of all batches of a step outside of it; a loss that
+takes no number of labels is a mean in Trainer, too. Trainer's norm is the engine's. Weights are
+saved from where they are, and a ``checkpoint-N`` has a folder ``engine``, with weights and moments
+as `Engine.save` writes them.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_map_only
 
 from workbench.core.mistakes import in_a_sentence
 from workbench.wrapped import wrap
@@ -82,6 +86,8 @@ class EngineTrainer(Trainer):
         given._n_gpu = min(given.n_gpu, 1)  # no DataParallel around it
         self._how = {"dtype": "bf16" if given.bf16 else "fp32", "seed": given.seed, **engine}
         self._loop: Wrapped | None = None
+        self._counts: bool | None = None
+        """Whether the model's loss takes the number of labels, once it has been asked."""
 
     # -- training -------------------------------------------------------------------------------
 
@@ -103,6 +109,11 @@ class EngineTrainer(Trainer):
             clip = self.args.max_grad_norm or NEVER
             model, self.optimizer = wrap(self.model, self.optimizer, clip=clip, **self._how)
             self._loop = model
+        if self._loop is None and any(p.is_meta for p in model.parameters()):
+            raise ValueError(
+                "the model is on the meta device, and has no values before train(); give "
+                "TrainingArguments(eval_on_start=True) to evaluate before the first step"
+            )
         return self._loop or model
 
     def compute_loss_context_manager(self) -> AbstractContextManager[Any]:
@@ -118,15 +129,14 @@ class EngineTrainer(Trainer):
         self, model: nn.Module, inputs: Any, return_outputs: bool = False,
         num_items_in_batch: Any = None,
     ) -> Any:  # fmt: skip
-        """The model's own loss, as a share of the step's labels where Trainer counts them."""
-        share = None
+        """The model's own loss, over the step's labels where Trainer counts them for it."""
+        divisor = None
         if model.training and num_items_in_batch is not None and self.model_accepts_loss_kwargs:
-            own = self._get_num_items_in_batch([inputs], self.args.device)
-            if not own:
-                raise ValueError("no label counts in a batch, so it has no mean loss; leave it out")
-            share, num_items_in_batch = float(own / num_items_in_batch), None
+            if self._counts is None:
+                self._counts = takes_count(self.model, inputs)
+            divisor, num_items_in_batch = (num_items_in_batch, 1) if self._counts else (None, None)
         loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
-        loss = (loss if share is None else loss * share).to(self.args.device)
+        loss = (loss if divisor is None else loss / divisor).to(self.args.device)
         return (loss, outputs) if return_outputs else loss
 
     def _clip_grad_norm(self, model: Wrapped) -> float | None:
@@ -165,3 +175,28 @@ class EngineTrainer(Trainer):
         self._loop.close()  # the weights of the model itself are the best ones from here on
         self._loop, self.model_wrapped, self.optimizer = None, self.model, None
         super()._load_best_model()
+
+
+class Noted(Tensor):
+    """A number that knows whether it was computed with."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for leaf in args:
+            if isinstance(leaf, cls):
+                leaf.noted = True
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+def takes_count(model: nn.Module, inputs: Mapping[str, Any]) -> bool:
+    """Whether the loss of a model is divided by the number of labels that it is called with, as
+    far as a call without values shows it; losses of transformers mostly are."""
+    device = next(model.parameters()).device
+    count = torch.ones(()).as_subclass(Noted)
+    try:
+        with torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True) as mode:
+            given = tree_map_only(Tensor, lambda t: mode.from_tensor(t).to(device), dict(inputs))
+            model(**given, num_items_in_batch=count)
+    except Exception:  # whatever a model's code wants of values
+        return True
+    return hasattr(count, "noted")

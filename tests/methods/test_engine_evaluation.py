@@ -108,6 +108,10 @@ def test_classes_and_running_statistics(engine, visits) -> None:
         after = made.evaluate(held, entropy)
         visits()
         assert made.evaluate(held, entropy) == pytest.approx(after, rel=1e-6)
+        alone = [made.evaluate(batch, entropy) for batch in held]
+        assert made.evaluate(held[:1], entropy) == alone[0]
+        sums = [each["loss"] * each["samples"] for each in alone]
+        assert sum(sums) / 13 == pytest.approx(after["loss"], rel=1e-6)
     assert before["loss"] != pytest.approx(after["loss"], rel=1e-3)
 
 
@@ -121,7 +125,7 @@ def test_a_gpu_evaluates_within_the_memory_of_training(engine) -> None:
     with engine("stronghold", model, **how) as made:
         made.step(train, of_outputs)
         peak, began = torch.cuda.max_memory_allocated(), time.monotonic()
-        found = made.evaluate([held], of_outputs)
+        found = made.evaluate(held, of_outputs)
         seconds = time.monotonic() - began
         assert torch.cuda.max_memory_allocated() == peak
         own = model.eval()

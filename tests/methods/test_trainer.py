@@ -36,9 +36,9 @@ def trainers(tmp_path_factory, engine):
     def make(name, method=None, kind=EngineTrainer, engine_of=None, own=None, of=None, **how):
         every = {"logging_steps": 1, "save_steps": 4, "eval_steps": 2, "eval_strategy": "steps"}
         args = transformers.TrainingArguments(
-            str(tmp_path_factory.getbasetemp() / name), per_device_train_batch_size=2,
-            gradient_accumulation_steps=3, num_train_epochs=2, learning_rate=1e-3, use_cpu=True,
-            report_to=[], disable_tqdm=True, **every | how,
+            str(tmp_path_factory.getbasetemp() / name), gradient_accumulation_steps=3,
+            num_train_epochs=2, learning_rate=1e-3, use_cpu=True, report_to=[], disable_tqdm=True,
+            **{"per_device_train_batch_size": 2} | every | how,
         )  # fmt: skip
         kind, given = (transformers.Trainer, {}) if method is None else (kind, {"engine": {}})
         if method is not None:
@@ -49,6 +49,9 @@ def trainers(tmp_path_factory, engine):
         return kind(of or copy.deepcopy(model), args, **given)
 
     return make
+
+
+DATA = ("train_dataset", "eval_dataset")
 
 
 def told(trainer) -> list[float]:
@@ -73,15 +76,44 @@ def test_a_training_is_trainers_and_goes_on_from_a_checkpoint(trainers, norm, tm
             torch.testing.assert_close(saved[name], value, rtol=1e-4, atol=2e-5)
 
 
+@pytest.mark.parametrize("name", ["GPT2LMHeadModel", "BertForSequenceClassification"])
+def test_losses_are_divided_as_trainers_are(trainers, name) -> None:
+    """By labels of which GPT-2's loss leaves out each row's first, and in some batches no label
+    counts; of BERT's classifier by nothing, since its loss takes no number of labels."""
+    import transformers
+
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    kind, generator = getattr(transformers, name), torch.manual_seed(0)
+    drop = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), 0.0)
+    drop |= dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+    model = kind(kind.config_class(**sizes, **drop, vocab_size=20, intermediate_size=32))
+    rows = []
+    for number, ids in enumerate(torch.randint(20, (12, 8), generator=generator)):
+        labels = ids.where(torch.tensor(number % 3 > 0), -100)
+        rows.append({"input_ids": ids, "labels": labels if "LM" in name else ids[0] % 2})
+    told_by = []
+    for method in (None, "stronghold"):
+        made = trainers(
+            "divided", method, of=copy.deepcopy(model), own=dict.fromkeys(DATA, rows),
+            per_device_train_batch_size=1, save_strategy="no",
+        )  # fmt: skip
+        made.train()
+        told_by.append(told(made))
+    assert told_by[1] == pytest.approx(told_by[0], rel=1e-4)
+
+
 def test_a_model_without_values_has_trained_ones_after_training(trainers, tmp_path) -> None:
-    how = {"max_steps": 2, "save_strategy": "no"}
+    how = {"max_steps": 2, "save_strategy": "no", "eval_on_start": True}
     theirs = trainers("theirs", **how)
     theirs.save_model(tmp_path)
     theirs.train()
     with torch.device("meta"):
         hollow = type(theirs.model)(theirs.model.config)
     ours = trainers("hollow", "l2l", of=hollow, engine_of={"weights": tmp_path}, **how)
+    with pytest.raises(ValueError, match="no values before train.*eval_on_start"):
+        ours.evaluate()
     ours.train()
+    assert told(ours) == pytest.approx(told(theirs), rel=1e-5)
     found = ours.model.state_dict()
     for name, value in theirs.model.state_dict().items():
         torch.testing.assert_close(found[name], value, rtol=1e-4, atol=2e-5)

@@ -54,7 +54,8 @@ def looped(model, optimizer, every: int, clip: float | None) -> list[float]:
     scheduler, losses = warmed(optimizer), []
     for number, batch in enumerate(given := [*batches(7, padded=True)], 1):
         loss = loss_of(model(batch["tokens"]), batch)
-        (loss / every).backward()
+        loss /= every
+        loss.backward()
         if number % every == 0 or number == len(given):
             if clip is not None:
                 nn.utils.clip_grad_norm_(model.parameters(), clip)
@@ -88,17 +89,26 @@ def test_the_loop_is_torchs(wrapped, method, every, clip) -> None:
 
 
 @pytest.mark.parametrize("method", ["plain", "stronghold"])
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "autocast"])
 def test_steps_are_an_engines_to_the_last_digit(engine, wrapped, method, dtype) -> None:
-    """With dropout and BatchNorm, and a forward pass that no backward pass follows."""
+    """With dropout and BatchNorm, and a forward pass that no backward pass follows. Layers that
+    pass forward again do so under the autocast of the call; torch.compile leaves them alone."""
     module, data = normed()
-    with engine(method, copy.deepcopy(module), dtype=dtype, quiet=True) as made:
-        losses = [float(made.step(pair, distance)) for pair in data]
+    how = {"dtype": "fp32" if dtype == "autocast" else dtype, **WAYS[method]}
+    how |= {"activations": "recompute"} if method == "stronghold" else {}
+    cast = partial(torch.autocast, "cpu", torch.bfloat16, dtype == "autocast")
+    with engine(method, copy.deepcopy(module), quiet=True, **how) as made:
+        losses = []
+        for pair in data:
+            with cast():
+                losses.append(float(made.step(pair, distance)))
         norm, weights = made.grad_norm, made.state_dict()
-    model, optimizer = wrapped(method, module, clip=CLIP, dtype=dtype)
+    model, optimizer = wrapped(method, module, clip=CLIP, **how)
+    called = torch.compile(model, backend="eager")
     for pair, wanted in zip(data, losses, strict=True):
-        model(pair[0] * 2)
-        loss = distance(model(pair[0]), pair)
+        with cast():
+            model(pair[0] * 2)
+            loss = distance(called(pair[0]), pair)
         loss.backward()
         optimizer.step()
         assert loss.item() == wanted
@@ -157,11 +167,13 @@ def test_a_model_of_hugging_face_has_its_own_loss_and_shape(engine, wrapped, tmp
         assert outputs.loss.item() == wanted
         with pytest.raises(ValueError, match="others beside it are for reading: call the model"):
             outputs.logits.sum().backward()
-        with pytest.raises(ValueError, match="the call has 'num_items_in_batch'"):
+        with pytest.raises(ValueError, match="the call has the num_items_in_batch 20, .*: give 1"):
             model(**batch, num_items_in_batch=20)
         outputs.loss.backward()
         optimizer.step()
         optimizer.zero_grad()
+        with pytest.raises(ValueError, match="labels, attention_mask None and the first one had i"):
+            model(**batch, attention_mask=None)
     found = model.state_dict()
     assert all(torch.equal(found[name], value) for name, value in weights.items())
     ids, how = given[0]["input_ids"], {"max_new_tokens": 3, "do_sample": False}
@@ -184,9 +196,12 @@ def test_a_model_without_values_or_in_bf16_is_trained_and_used(wrapped, tmp_path
     made = transformers.GPT2LMHeadModel(config).to(torch.bfloat16)
     made.save_pretrained(tmp_path / "first")
     batch = {"input_ids": (ids := next(batches())["tokens"]), "labels": ids}
+    begins = []
 
     def trained(module, **how):
         model, optimizer = wrapped("stronghold", module.train(), clip=CLIP, **how)
+        begins.append(model.eval()(ids).logits.float())
+        model.train()
         for _ in range(2):
             model(**batch).loss.backward()
             optimizer.step()
@@ -203,6 +218,7 @@ def test_a_model_without_values_or_in_bf16_is_trained_and_used(wrapped, tmp_path
         hollow = transformers.GPT2LMHeadModel(made.config).to(torch.bfloat16)
     how = {"weights": tmp_path / "first"} if bare else {}
     model, found = trained(hollow if bare else made, **how)
+    torch.testing.assert_close(begins[1], begins[0], rtol=0, atol=0.05)
     assert all(torch.equal(found[name], value) for name, value in wanted.items())
     found = {name: value.to(torch.bfloat16) for name, value in found.items()}
     assert torch.equal(model.transformer.wte.weight, found["transformer.wte.weight"])
@@ -260,6 +276,9 @@ def test_what_a_loop_cannot_have_is_one_sentence(wrapped) -> None:
         with pytest.raises(ValueError, match=words):
             make()
     model, optimizer = wrapped("stronghold")
+    with pytest.raises(ValueError, match="in evaluation mode; call its train\\(\\) before"):
+        loss_of(model.eval()(batch["tokens"]), batch).backward()
+    model.train()
 
     def changed_rate() -> None:
         optimizer.param_groups[0]["lr"] = 0.5

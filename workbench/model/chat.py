@@ -3,14 +3,17 @@
 The chat template is a program of the folder's, in Jinja; transformers renders it in its sandbox,
 where it reaches nothing but the messages. A template may mark what the assistant says by itself
 (``{% generation %}``). Of others an answer begins where the conversation before it, with the words
-that ask for one, ends, and goes on to the end that the template gave it as the last turn: some
-write an earlier turn otherwise than the last one.
+that ask for one, ends, and goes on to the end that the template gave it as the last turn. Some
+write an earlier turn otherwise than the last one, leave out what was thought, or end all with a
+token. There the whole conversation is written once more with a letter in the answer's place: all
+that changes is the answer, from the words that ask for it to those that end a turn.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from os.path import commonprefix
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +25,8 @@ TEMPLATE = "chat_template.jinja"
 SETTINGS = "tokenizer_config.json"
 NAMED = ("bos_token", "eos_token", "pad_token", "unk_token")
 ASSISTANT = "assistant"
+UNSAID = "\ue000"
+"""Stands in for an answer; a letter of no language."""
 MARKED = re.compile(r"{%-?\s*generation\s*-?%}")
 
 Span = tuple[int, int]
@@ -90,16 +95,32 @@ class Chat:
 
     def _found(self, messages: list[dict], turn: int, text: str, where: str, tools: Any) -> Span:
         """The span of a turn in the text of all."""
-        asked, _ = self._rendered(messages[:turn], where, tools, asks=True)
-        alone, _ = self._rendered(messages[: turn + 1], where, tools, asks=False)
-        start, said = len(asked), str(messages[turn].get("content") or "").strip()
-        if text.startswith(asked) and alone.startswith(asked):
-            own = alone[start:]
-            if text.startswith(own, start):
-                return start, start + len(own)
-            last = own[own.rfind(said) :]  # with what ends it, without what only a last turn has
-            if said and said in own and (at := text.find(last, start)) >= 0:
-                return start, at + len(last)
+
+        def written(given: list[dict], *, asks: bool = False) -> str:
+            return self._rendered(given, where, tools, asks=asks)[0]
+
+        before, behind = messages[:turn], messages[turn + 1 :]
+        asked = written(before, asks=True) if before else None
+        if asked is not None:
+            alone = written(messages[: turn + 1])
+            if text.startswith(alone) and alone.startswith(asked):
+                return len(asked), len(alone)
+        stands_in = {"role": ASSISTANT, "content": UNSAID}
+        head, found, tail = written([*before, stands_in, *behind]).partition(UNSAID)
+        _, _, close = written([*before, stands_in]).partition(UNSAID)
+        if not tail.startswith(close):  # the end of all, which some write behind any last turn
+            close = close.removesuffix(self._tokens.get("eos_token", ""))
+        start, end = len(head), len(text) - len(tail)
+        if asked is not None:
+            asks = asked[len(commonprefix([asked, written(before)])) :]
+            alike = len(commonprefix([asked, head]))
+            if alike >= len(asked) - len(asks):
+                start = alike
+            elif asks in head:
+                start = head.rfind(asks) + len(asks)
+        fits = text.startswith(head[:start]) and text.endswith(tail) and start <= end
+        if found and fits and tail.startswith(close):
+            return start, end + len(close)
         raise ValueError(
             f"{where} has an answer, its message {turn + 1}, that is not found in what the chat "
             "template writes; leave it out, or mark answers in the template with generation"

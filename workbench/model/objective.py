@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_flatten_with_path, tree_unflatten
 
 from workbench.model.base import Context, set_parameter
 from workbench.model.called import Widened, call_of, one_number
@@ -44,6 +44,8 @@ NO_MEAN = (
     "loss_fn that is a mean over rows which do not depend on each other, with weight_of where they "
     "count unequally, or leave the batch in one part"
 )
+COUNT = "num_items_in_batch"
+"""Number of labels by which losses of transformers divide, as its Trainer gives it."""
 PREFIX = "module."
 """Begins the names of the module's tensors in its `Objective`."""
 
@@ -56,8 +58,14 @@ class Batch:
         self, batch: Any, weight_of: Weigh | None = None, dtype: torch.dtype = torch.float32
     ) -> None:
         """Passes round numbers to `dtype`; of those of another one the loss function is to get the
-        bits, as whole numbers behind the others. Raises ValueError for a batch without tensors, or
-        with tensors of unlike rows, and where `weight_of` gives no number a row."""
+        bits, as whole numbers behind the others. Raises ValueError for a batch without tensors,
+        with tensors of unlike rows or a count of labels, and where `weight_of` gives no number a
+        row."""
+        if isinstance(batch, Mapping) and COUNT in batch:
+            raise ValueError(
+                f"the batch has {COUNT!r}; leave it out, batch.pop({COUNT!r}): the engine counts "
+                "the labels of all parts of a batch by itself"
+            )
         batch = dict(batch) if isinstance(batch, Mapping) else batch
         leaves, self.form = tree_flatten(batch)
         found = (leaf.detach().cpu() for leaf in leaves if isinstance(leaf, Tensor))
@@ -133,6 +141,15 @@ class Batch:
         part = slice(None) if rows is None else self.counting(rows)
         return {f"tensor{n:03}": tensor[part] for n, tensor in enumerate(self.tensors)}
 
+    def told(self) -> str:
+        """Its parts by their last names, with the values of those that are no tensors."""
+        paths, _ = tree_flatten_with_path(tree_unflatten(self.others, self.form))
+        names = [getattr(p[-1], "key", getattr(p[-1], "idx", "")) if p else "" for p, _ in paths]
+        each = enumerate(zip(names, self.others, strict=True))
+        return ", ".join(
+            f"{name}" if n in self.places else f"{name} {other!r:.40}" for n, (name, other) in each
+        )
+
     @property
     def lengths(self) -> tuple[torch.Size, ...]:
         """Shapes of a row's tensors."""
@@ -143,8 +160,9 @@ class Batch:
         or larger; of one that is smaller, unless it may be `shorter`."""
         if self.form != first.form or self.others != first.others:
             raise ValueError(
-                "the batch has other parts, or other values beside its tensors, than the first one "
-                "had; only the numbers in its tensors may change"
+                f"the batch has {self.told()} and the first one had {first.told()}; give equal "
+                "parts in one order, such as a mask of ones where nothing is masked, and numbers "
+                "that change in tensors"
             )
         for one, other in zip(self.tensors, first.tensors, strict=True):
             fits = one.shape == other.shape

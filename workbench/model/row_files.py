@@ -2,7 +2,9 @@
 
 Lines of JSON are read by the house's own reader, which says the line that is none. Parquet and
 Arrow need the package pyarrow, an extra; both files of Arrow (with a footer, or a stream, as the
-library datasets writes it) are read from where they lie.
+library datasets writes it) are read from where they lie. There a row has all fields of all rows,
+at every depth, such as the arguments of a function of which another row tells: those that are empty
+are taken as not there, but for a message's content.
 """
 
 from __future__ import annotations
@@ -70,8 +72,19 @@ def _table(path: Path) -> Iterator[tuple[str, Row]]:
             for first in range(0, len(batch), AT_ONCE):
                 for row in batch.slice(first, AT_ONCE).to_pylist():
                     number += 1
-                    found = {name: value for name, value in row.items() if value is not None}
-                    yield f"{path.name} row {number}", found
+                    yield f"{path.name} row {number}", _filled(row)
     except (pyarrow.ArrowException, OSError) as error:
         reason = str(error).split("\n")[0]
         raise ValueError(f"{path} is no table that pyarrow reads: {reason}") from None
+
+
+def _filled(value: Any) -> Any:
+    """A value of a table without the fields that are empty."""
+    if isinstance(value, list):
+        return [_filled(each) for each in value]
+    if not isinstance(value, dict):
+        return value
+    kept = {name for name, each in value.items() if each is not None}
+    if "role" in value:
+        kept.add("content")
+    return {name: _filled(each) for name, each in value.items() if name in kept}

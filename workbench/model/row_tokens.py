@@ -35,6 +35,8 @@ MOST_ID = 1 << 31
 """Ids and labels are kept in 32 bits."""
 ANSWERS, ALL = "answers", "all"
 NOTHING = (IGNORED, "labels")
+MADE = "rows-2-"
+"""Begins the names of kept tokens; those that were made otherwise have another one."""
 
 
 class Tokens(NamedTuple):
@@ -196,7 +198,7 @@ def load_rows(
         return found, {}
 
     digest = sha256(f"{file_digest(path)} {rows.digest} {train_on}".encode()).hexdigest()
-    found, _ = kept(cache, f"rows-{digest[:32]}", make)
+    found, _ = kept(cache, f"{MADE}{digest[:32]}", make)
     if isinstance(found, np.memmap):
         check(found)
     return found, digest

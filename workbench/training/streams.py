@@ -6,6 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from workbench.core.habits import Loss
 from workbench.core.methods import Method
 from workbench.core.mistakes import in_a_sentence
@@ -40,7 +42,8 @@ class Streams(WeightsOut):
 
     @in_a_sentence(calls_users=True)
     def evaluate(self, loader: Iterable[Any], loss_fn: LossFunction) -> Figures:
-        """Figures of the weights of now on held-out batches, each as `step` takes them: `samples`,
+        """Figures of the weights of now on held-out batches, each as `step` takes them, or on one
+        batch that is no list: `samples`,
         mean `loss`, and where labels are whole numbers `accuracy` of classes or `perplexity` of
         texts. A copy of the module passes forward in evaluation mode, without gradients: on the GPU
         that trains in the type of training, within the memory that training leaves, else in fp32 on
@@ -53,6 +56,9 @@ class Streams(WeightsOut):
             if self._steps is not None:
                 self._steps.pause()
                 weights = self._steps.weights()
+        of_tensors = isinstance(loader, tuple) and {*map(type, loader)} == {Tensor}
+        if of_tensors or isinstance(loader, Mapping | Tensor):
+            loader = [loader]
         first, group, fields = self._peers.rank == 0, self._peers.group, self._fields
         where = "cpu" if self._row.asynchronous else fields["device"]  # whose stages go on
 

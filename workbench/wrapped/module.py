@@ -38,6 +38,7 @@ READ = (
     "the outputs have a loss, at which gradients begin, and others beside it are for reading: call "
     "the model without labels, and make the whole loss of its outputs"
 )
+EVALUATED = "the model is in evaluation mode; call its train() before the calls of which it learns"
 
 
 class Away(nn.Parameter):
@@ -60,7 +61,7 @@ class Wrapped(nn.Module):
         self._named = {name: self._away[id(p)] for name, p in names}
         self._wanted = [p.requires_grad for p in module.parameters()]
         self._anchor = torch.zeros((), requires_grad=True)
-        self._holds, self._stale = False, False
+        self._holds, self._stale = False, any(p.is_meta for p in module.parameters())
         self._modes: dict[nn.Module, bool] = {}
         """Those of the parts before evaluation."""
         self._call = 0
@@ -72,6 +73,7 @@ class Wrapped(nn.Module):
 
     # -- the loop -------------------------------------------------------------------------------
 
+    @torch.compiler.disable  # layers are compiled by the engine
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Outputs of the module; where gradients are wanted, at which they come back."""
         if not (self.training and torch.is_grad_enabled()):
@@ -94,9 +96,9 @@ class Wrapped(nn.Module):
         leaves = [leaf.to(to) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         begins, further = self.engine.ends.begins, self.engine.ends.further
         out = _HandedOut.apply(self, holds, self._anchor, *(leaves[n] for n in begins))
-        read = _Read.apply(self._anchor, *(leaves[n] for n in further)) if further else ()
-        for n, leaf in zip((*begins, *further), (*out, *read), strict=True):
+        for n, leaf in zip(begins, out, strict=True):
             leaves[n] = leaf
+        self._only_read(leaves, further, READ)
         self.engine.ends.outputs = None
         return build(form, leaves)
 
@@ -105,8 +107,9 @@ class Wrapped(nn.Module):
         if call != self._call or not self.engine.waits:
             raise ValueError(
                 "a backward pass begins once, at the outputs of the last call of the model: a "
-                "second one, or one of an earlier call, is not possible; add losses up before, or "
-                "call backward() after each call and give accumulate=... to workbench.wrap"
+                "second one, or one of an earlier call, is not possible; add losses of a call up "
+                "before, or call backward() after each call and give accumulate=... to "
+                "workbench.wrap"
             )
         self._stale |= not holds
         self.engine.backward_pass(gradients)
@@ -218,7 +221,24 @@ class Wrapped(nn.Module):
 
     def _evaluated(self, args: tuple, kwargs: Mapping[str, Any]) -> Any:
         with torch.no_grad():
-            return self.trained()(*args, **kwargs)
+            found = self.trained()(*args, **kwargs)
+        if not torch.is_grad_enabled():
+            return found
+        leaves, form = flatten(found)
+        floats = [
+            n
+            for n, leaf in enumerate(leaves)
+            if isinstance(leaf, Tensor) and leaf.is_floating_point()
+        ]
+        self._only_read(leaves, floats, EVALUATED)
+        return build(form, leaves)
+
+    def _only_read(self, leaves: list[Any], places: Sequence[int], advice: str) -> None:
+        """Have the advice where gradients come back to the leaves at these places."""
+        if places:
+            read = _Read.apply(advice, self._anchor, *(leaves[n] for n in places))
+            for n, leaf in zip(places, read, strict=True):
+                leaves[n] = leaf
 
     # -- a module's habits ----------------------------------------------------------------------
 
@@ -288,7 +308,7 @@ class _HandedOut(torch.autograd.Function):
         ctx: FunctionCtx, model: Wrapped, holds: bool, _: Tensor, *ends: Tensor
     ) -> tuple[Tensor, ...]:
         ctx.model, ctx.call, ctx.holds = model, model._call, holds
-        return tuple(end.view_as(end) for end in ends)
+        return _seen(ends)
 
     @staticmethod
     @once_differentiable
@@ -298,12 +318,18 @@ class _HandedOut(torch.autograd.Function):
 
 
 class _Read(torch.autograd.Function):
-    """Outputs that are handed out beside a loss, at which no gradients may come back."""
+    """Outputs for reading, at which no gradients may come back."""
 
     @staticmethod
-    def forward(ctx: FunctionCtx, _: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
-        return tuple(other.view_as(other) for other in others)
+    def forward(ctx: FunctionCtx, advice: str, _: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
+        ctx.advice = advice
+        return _seen(others)
 
     @staticmethod
     def backward(ctx: FunctionCtx, *_: Tensor) -> None:
-        raise ValueError(READ)
+        raise ValueError(ctx.advice)
+
+
+def _seen(ends: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Outputs over the same memory; of a number a copy, which may be changed in place."""
+    return tuple(end.view_as(end) if end.dim() else end.clone() for end in ends)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from workbench.core.habits import instead
 from workbench.core.mistakes import in_a_sentence
-from workbench.engine import COUNT, Engine
+from workbench.engine import Engine
 from workbench.model.drawn import generators
-from workbench.model.objective import Batch
+from workbench.model.objective import COUNT, Batch
 from workbench.model.outputs import Called, Ends, given_out
 from workbench.training.run import resolve_device
 
@@ -28,6 +28,8 @@ class Passes(Engine):
         """Whether a forward pass waits for its backward pass."""
         self.failed = False
         """Whether a part of a step has failed, with which gradients that were held are gone."""
+        self._cast: torch.dtype | None = None
+        """Autocast's dtype in the last forward pass, where it was on."""
 
     def _objective_for(self, batch: Batch) -> Called:
         return self._made_of(batch, Called, ends=self.ends)
@@ -37,10 +39,10 @@ class Passes(Engine):
     @torch.enable_grad()
     def forward_pass(self, args: tuple, kwargs: Mapping[str, Any], *, holds: bool) -> Any:
         """Outputs of the module on a batch, cut from their graph."""
-        if COUNT in kwargs:
+        if (count := kwargs.get(COUNT, 1)) != 1:
             raise ValueError(
-                f"the call has {COUNT!r}, which would have to be alike in all calls: leave it out, "
-                "and multiply the mean loss by the share of its labels among them"
+                f"the call has the {COUNT} {count}, which would have to be alike in all calls: "
+                "give 1, with which the loss is a sum, and divide it by that number"
             )
         self._check_open()
         self.drop()
@@ -50,6 +52,8 @@ class Passes(Engine):
             if self._steps is None:
                 with generators(self._fields["seed"]):
                     self._begin(taken, given_out)
+            kind = self.device.type
+            self._cast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
             with self._part():
                 self._steps.forward(taken, holds=holds)
             self.waits = True
@@ -60,7 +64,7 @@ class Passes(Engine):
     def backward_pass(self, gradients: Sequence[Tensor]) -> None:
         """The rest of the step, from the gradients of the outputs."""
         self.waits, number = False, self.steps
-        with self._telling(), self._part():
+        with self._telling(), self._part(), self._again_cast():
             self.ends.gradients = [gradient.to(self.device) for gradient in gradients]
             self._catch_up()
             self._steps.backward()
@@ -88,6 +92,12 @@ class Passes(Engine):
             raise
         finally:
             self.ends.live, self.ends.gradients = False, ()
+
+    def _again_cast(self) -> AbstractContextManager:
+        """For layers that pass forward once more; memory of weights has others meanwhile."""
+        if self._cast is None:
+            return nullcontext()
+        return torch.autocast(self.device.type, self._cast, cache_enabled=False)
 
     def _catch_up(self) -> None:
         """Wait for what the user's own stream does with outputs and gradients."""

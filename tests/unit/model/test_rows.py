@@ -32,6 +32,17 @@ MARKED = (
     + TURN % ("", "")
     + "{% endif %}{% endfor %}"
 )
+CALLS = "{% for c in m.tool_calls or [] %}{{ c.function | tojson }}{% endfor %}"
+THOUGHTS = (
+    "{% set asked = messages | map(attribute='role') | list %}{% for m in messages %}"
+    "{{ '<|' + m['role'] + '|>' }}{% set said = m.content or '' %}{% if m['role'] == 'assistant' %}"
+    "{% if 'user' in asked[loop.index0:] %}{% set said = said.split('/')[-1] %}{% elif '/' not in "
+    "said %}{% set said = '/' + said %}{% endif %}{% endif %}{{ said }}" + CALLS + "<|end|>"
+    "{% endfor %}{% if add_generation_prompt %}<|assistant|>(think){% else %}</s>{% endif %}"
+)
+"""Drops what was thought, up to a stroke, before the last user; ends all with a token, and asks
+with a word that no answer has."""
+CALL = {"type": "function", "function": {"f": 1}}
 CHAT = [
     {"role": "user", "content": "ab"},
     {"role": "assistant", "content": "cd"},
@@ -98,6 +109,20 @@ def test_all_is_trained_on_where_that_is_asked_and_a_template_may_mark_answers(f
     assert marked == "<|user|>ab<|end|><|assistant|>[c][d][<|end|>]"
 
 
+def test_answers_are_found_where_what_follows_changes_how_they_are_written(folder) -> None:
+    """Turns before the last user have no thoughts, a call has no words, the first turn is an
+    answer, and one that says what a user says is not taken for it."""
+    (folder / "chat_template.jinja").write_text(THOUGHTS)
+    said = ("assistant", "t/a"), ("user", "b"), ("assistant", None), ("tool", "c"), ("user", "b")
+    chat = [{"role": role, "content": content} for role, content in (*said, ("assistant", "b"))]
+    chat[2]["tool_calls"] = [CALL]
+    assert told(folder, {"messages": chat}) == (
+        "<|assistant|>[a][<|end|>]<|user|>b<|end|><|assistant|>"
+        + "".join(f"[{letter}]" for letter in json.dumps(CALL["function"]))
+        + "[<|end|>]<|tool|>c<|end|><|user|>b<|end|><|assistant|>[/][b][<|end|>][</s>]"
+    )
+
+
 @pytest.mark.parametrize(
     ("line", "sentence"),
     [
@@ -149,10 +174,12 @@ def test_tables_hold_the_rows_that_lines_do(tmp_path) -> None:
     pyarrow = pytest.importorskip("pyarrow", reason="the extra 'finetune' is not installed")
     from pyarrow import feather, parquet
 
-    rows = [{"input_ids": [1, 2]}, {"text": "a"}]
-    table = pyarrow.Table.from_pylist(rows, schema=pyarrow.schema(
-        {"input_ids": pyarrow.list_(pyarrow.int32()), "text": pyarrow.string()}.items()
-    ))  # fmt: skip
+    calls = [{"tool_calls": [{"function": {"arguments": {name: 1}}}]} for name in "xy"]
+    said = {"role": "assistant", "content": None}
+    messages = [{"role": "user", "content": "a"}, *(said | call for call in calls)]
+    rows = [{"input_ids": [1, 2]}, {"text": "a"}, {"messages": messages}]
+    names = [name for row in rows for name in row]
+    table = pyarrow.Table.from_pylist([dict.fromkeys(names) | row for row in rows])
     parquet.write_table(table, tmp_path / "rows.parquet")
     feather.write_feather(table, tmp_path / "rows.feather")
     with pyarrow.ipc.new_stream(str(tmp_path / "rows.arrow"), table.schema) as stream:
