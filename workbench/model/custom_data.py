@@ -75,9 +75,9 @@ class Words(Batches):
 
     def __init__(self, text: Text, seq: int, seed: int, classes: int | None) -> None:
         """Raises ValueError for more tokens than classes."""
-        if classes is not None and text.tokenizer.vocab > classes:
+        if classes is not None and text.tokenizer.words > classes:
             raise ValueError(
-                f"the text is of {text.tokenizer.vocab} tokens, and the model tells {classes} apart"
+                f"the text is of {text.tokenizer.words} tokens, and the model tells {classes} apart"
             )
         super().__init__(text.tokens, seq, 1, seed)
         self.name = text.name

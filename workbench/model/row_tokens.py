@@ -170,7 +170,7 @@ def load_rows(
     of rows that are refused the cache keeps nothing.
     """
     path, rows = user_path(source), RowTokenizer(tokenizer, train_on)
-    check_room(rows.made.vocab, tokenizer, vocab)
+    check_room(rows.made.words, tokenizer, vocab)
     table = read_rows(path)
 
     def tokenized() -> np.ndarray:

@@ -70,7 +70,7 @@ def load_text(
         tokens = made.encode_whole(corpus, cache)
     else:
         made, tokens = tokenize(corpus, tokenizer, cache)
-    check_room(made.vocab, tokenizer, vocab)
+    check_room(made.words, tokenizer, vocab)
     windows(len(tokens), seq)
     return Text(
         name=corpus.name,
@@ -87,7 +87,7 @@ def check_text(source: str | Path, tokenizer: str, *, vocab: int, seq: int) -> N
         load_text(source, vocab=vocab, seq=seq)
         return
     if is_folder(tokenizer):
-        check_room(FromFile(tokenizer).vocab, tokenizer, vocab)
+        check_room(FromFile(tokenizer).words, tokenizer, vocab)
     else:
         if tokenizer != Bytes.name:
             bpe_size(tokenizer)
@@ -97,7 +97,7 @@ def check_text(source: str | Path, tokenizer: str, *, vocab: int, seq: int) -> N
 
 
 def check_room(tokens: int, tokenizer: str, vocab: int) -> None:
-    """Raise ValueError for a tokenizer of more tokens than the model's vocabulary."""
+    """Raise ValueError for a tokenizer whose texts have tokens that the model has not."""
     if tokens > vocab:
         raise ValueError(
             f"the model's vocabulary of {vocab} is smaller than the {tokens} tokens of "

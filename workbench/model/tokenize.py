@@ -47,6 +47,11 @@ class Tokenizer(ABC):
     vocab: int
     """Tokens are below this."""
 
+    @property
+    def words(self) -> int:
+        """Tokens that a text is made of are below this."""
+        return self.vocab
+
     @abstractmethod
     def encode(self, text: bytes) -> np.ndarray:
         """Tokens [n] of a UTF-8 text, in the smallest unsigned type that holds them."""

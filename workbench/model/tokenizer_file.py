@@ -52,6 +52,14 @@ class FromFile(Tokenizer):
         self.name, self.digest = folder, sha256(data).hexdigest()
         self.vocab = max(self.inner.get_vocab().values(), default=-1) + 1
 
+    @property
+    def words(self) -> int:
+        """Special tokens do not count: no text is made of them. Gemma 3's tokenizer has one for
+        pictures, for which a model of texts alone has no weights."""
+        added = self.inner.get_added_tokens_decoder().items()
+        special = {number for number, token in added if token.special}
+        return max({*self.inner.get_vocab().values()} - special, default=-1) + 1
+
     def encode(self, text: bytes) -> np.ndarray:
         ids = self.inner.encode(text.decode(), add_special_tokens=False).ids
         return np.asarray(ids, dtype=np.uint32)

@@ -274,3 +274,22 @@ def test_ids_are_a_text_and_a_folder_tokenizes_one(folder, tmp_path) -> None:
     assert text.tokenizer.decode(text.tokens.tolist()) == "ab" * 20
     with pytest.raises(ValueError, match="vocabulary of 260 is smaller than the 261 tokens of"):
         load_text(tmp_path / "text", str(folder), vocab=260, seq=8)
+
+
+def test_a_special_token_beyond_the_vocabulary_harms_nobody_who_has_none(folder, tmp_path) -> None:
+    """As Gemma 3's tokenizer, which has one for pictures, beside a model of texts alone."""
+    inner = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    inner.add_special_tokens(["<picture>"])
+    inner.save(str(folder / "tokenizer.json"))
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"text": "a picture"}\n{"input_ids": [1, 2]}\n')
+    found, _ = load_rows(path, str(folder), "answers", vocab=261)
+    assert found[0].max() < 261
+    assert load_text(path, str(folder), vocab=261, seq=8).tokens.max() < 261
+    path.write_text('{"text": "a"}\n{"input_ids": [1, 261]}\n')
+    with pytest.raises(ValueError, match="row 2 of rows.jsonl has the id 261; the model's vocab"):
+        load_rows(path, str(folder), "answers", vocab=261)
+    inner.add_tokens(["word"])
+    inner.save(str(folder / "tokenizer.json"))
+    with pytest.raises(ValueError, match="vocabulary of 261 is smaller than the 263 tokens of"):
+        load_rows(path, str(folder), "answers", vocab=261)
