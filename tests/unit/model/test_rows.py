@@ -285,7 +285,8 @@ def test_a_special_token_beyond_the_vocabulary_harms_nobody_who_has_none(folder,
     path.write_text('{"text": "a picture"}\n{"input_ids": [1, 2]}\n')
     found, _ = load_rows(path, str(folder), "answers", vocab=261)
     assert found[0].max() < 261
-    assert load_text(path, str(folder), vocab=261, seq=8).tokens.max() < 261
+    (tmp_path / "text").write_text("a <picture>" * 9)
+    assert load_text(tmp_path / "text", str(folder), vocab=261, seq=8).tokens.max() < 261
     path.write_text('{"text": "a"}\n{"input_ids": [1, 261]}\n')
     with pytest.raises(ValueError, match="row 2 of rows.jsonl has the id 261; the model's vocab"):
         load_rows(path, str(folder), "answers", vocab=261)
