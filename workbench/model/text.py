@@ -22,7 +22,8 @@ from workbench.core.paths import user_path
 from workbench.model.corpus import STDLIB, read_corpus
 from workbench.model.keys import place_of
 from workbench.model.tokenize import BYTES, Bytes, Tokenizer, bpe_size, tokenize
-from workbench.model.tokenizer_file import FromFile, is_folder
+from workbench.model.tokenizer_file import FromFile
+from workbench.model.tokenizer_folder import is_folder
 
 if TYPE_CHECKING:
     from torch import Tensor

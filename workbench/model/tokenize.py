@@ -21,6 +21,7 @@ import numpy as np
 from workbench.core.files import checksum, replacing
 from workbench.core.sealed import read_sealed, write_sealed
 from workbench.model.corpus import Corpus
+from workbench.model.tokenizer_folder import AS_BYTES
 
 BYTES = 256
 PIECE_BYTES = 1 << 16
@@ -64,7 +65,7 @@ class Tokenizer(ABC):
 class Bytes(Tokenizer):
     """A token is a byte."""
 
-    name = "bytes"
+    name = AS_BYTES
     vocab = BYTES
 
     def encode(self, text: bytes) -> np.ndarray:

@@ -23,8 +23,7 @@ from workbench.model.hf_config import spec_from_config
 from workbench.model.pairs import holds_out, load_pairs
 from workbench.model.row_samples import read_samples
 from workbench.model.text import check_text
-from workbench.model.tokenize import Bytes
-from workbench.model.tokenizer_file import FILE, OfT5, is_folder
+from workbench.model.tokenizer_folder import AS_BYTES, FILE, is_folder
 from workbench.runs.chosen import possible
 from workbench.runs.resolve import begins_from
 from workbench.runs.store import Store
@@ -64,6 +63,8 @@ def _check_inputs(specs: list[RunSpec], store: Store) -> None:
     ]
     for text, tokenizer, model, evaluates in dict.fromkeys(alike):
         if model.family in ANSWERING and is_folder(tokenizer):
+            from workbench.model.tokenizer_file import OfT5
+
             OfT5(tokenizer)
         if model.rows:
             continue
@@ -132,7 +133,7 @@ def _unlike_before(spec: RunSpec) -> str:
     """A line on a text that is read as bytes, while its weights come with a tokenizer."""
     known, folder = bool(spec.model.pretrained), user_path(spec.model.pretrained)
     read = known and not spec.model.rows and not spec.text.endswith(".npy")
-    if not read or spec.tokenizer != Bytes.name or not (folder / FILE).is_file():
+    if not read or spec.tokenizer != AS_BYTES or not (folder / FILE).is_file():
         return ""
     return f"text: read as bytes; --tokenizer {folder} reads it as these weights know it"
 
