@@ -209,7 +209,9 @@ def test_exit_codes_and_json(text: str, code: int, tmp_path: Path) -> None:
 
 
 def test_help_is_quick_and_imports_neither_torch_nor_pandas_nor_numpy() -> None:
-    code = "import sys; from workbench.cli import make_parser; make_parser(); print(*sys.modules)"
+    """Nor do the processes of a sweep and of `workbench run`, before they know what is asked."""
+    code = "import sys, workbench.sweep_process, workbench.cli.run; "
+    code += "workbench.cli.make_parser(); print(*sys.modules)"
     told = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert told.returncode == 0
     assert not {"torch", "pandas", "numpy"} & {*told.stdout.split()}

@@ -23,8 +23,9 @@ import numpy as np
 from workbench.core.paths import user_path
 from workbench.core.sources import file_digest
 from workbench.model.chat import Chat, Span, settings_of, special_tokens
+from workbench.model.room import check_room
 from workbench.model.row_files import Row, read_rows
-from workbench.model.text import IGNORED, check_room
+from workbench.model.text import IGNORED
 from workbench.model.tokenize import Bytes, kept
 from workbench.model.tokenizer_file import FromFile
 from workbench.model.tokenizer_folder import FILE, files_of, is_folder
