@@ -16,6 +16,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.notebooks.offline import outside_addresses
+from tests.unit.figures.records import simulated
 from workbench import reproduce as module
 from workbench.core.notebook_files import quick_nbformat
 from workbench.exhibits import EXHIBITS, STRONGHOLD, find, open_exhibit
@@ -46,6 +47,7 @@ def done(results: Path, figures: tuple[str, ...]) -> tuple[Reproduced, list[str]
     lines: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("workbench.report.EXHIBITS", dict.fromkeys([*STRONGHOLD, *figures]))
+        patch.setattr("workbench.figures.rows.simulated", simulated)
         return reproduce("paper", results, only=[*figures], echo=lines.append), lines
 
 
