@@ -200,7 +200,7 @@ def rows_of_text(folder: Path, most: int, tokens: int, text: bytes) -> Path:
     """A folder with ``rows.jsonl``, pieces of a text of at most so many bytes, and a tokenizer of
     at most so many tokens that is made from it."""
     from workbench.model.tokenize import BPE
-    from workbench.model.tokenizer_file import FILE
+    from workbench.model.tokenizer_folder import FILE
     from workbench.model.trial import END, SETTINGS
 
     if (folder / "rows.jsonl").is_file():

@@ -15,7 +15,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import cache
@@ -24,7 +23,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.forks.server import fork, shared
+from tests.forks.server import command, fork, shared
 from workbench.core.spec import RunSpec
 from workbench.profile.store import wires_for
 from workbench.profile.timing import BRIEF
@@ -92,8 +91,8 @@ def examined(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
         fcntl.flock(door, fcntl.LOCK_EX)
         if not told.exists():
             words = ("doctor", "--json", "--quick", "--device", "cpu", "--results", str(results))
-            command = [sys.executable, "-m", "workbench.cli", *words]
-            done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+            asked = command("workbench.cli", *words)
+            done = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True)
             assert done.returncode == 0, done.stderr
             told.write_text(done.stdout)
     return SimpleNamespace(results=results, told=json.loads(told.read_text()))
@@ -106,7 +105,9 @@ def measured(examined: SimpleNamespace) -> Path:
     Copied into another one, they spare the first run there a quarter of a minute, for tests that
     are about something else.
     """
-    wires_for(RunSpec(method="harmony-pp", ranks=2, device="cpu"), examined.results)
+    with pytest.MonkeyPatch.context() as patch:
+        fork(patch)
+        wires_for(RunSpec(method="harmony-pp", ranks=2, device="cpu"), examined.results)
     return examined.results / "profiles"
 
 

@@ -20,6 +20,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from workbench.cli.spec import Parser, add_results_flag
+from workbench.core.notebook_files import quick_nbformat
 from workbench.runs.store import Store
 
 HOST = "127.0.0.1"
@@ -87,8 +88,7 @@ def configuration(port: int, token: str, folder: Path) -> dict[str, dict[str, An
 
 def notebook(results: Path, size: str) -> Any:
     """The page's notebook. Relative paths in it are relative to here, as on the command line."""
-    import nbformat
-
+    nbformat = quick_nbformat()
     code = CELL.format(results=str(results), size=size, here=os.getcwd())
     made = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)])
     made.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3"}
@@ -125,7 +125,7 @@ def strange(path: str, arguments: Mapping[str, Sequence[bytes]]) -> bool:
 
 def serve(results: Path, *, size: str = "smoke", port: int = 0, echo: Any = print) -> None:
     """Serve the page until it is interrupted. Raises ValueError for a port that is taken."""
-    import nbformat
+    nbformat = quick_nbformat()
     from tornado.routing import Matcher, Rule
     from tornado.web import ErrorHandler
     from traitlets.config import Config

@@ -21,6 +21,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import IO, Any
 
+from workbench.core.notebook_files import quick_nbformat
 from workbench.exhibits import EXHIBITS, find, open_exhibit, text_for
 from workbench.model.corpus import STDLIB
 from workbench.report import write_report
@@ -118,12 +119,10 @@ def _changes(figure: str, values: dict[str, Any]) -> dict[str, Any]:
 
 def read_notebook(figure: str) -> Any:
     """The notebook of an exhibit. Raises ValueError where there is no checkout."""
-    import nbformat
-
     path = NOTEBOOKS / f"{find(figure).notebook}.ipynb"
     if not NOTEBOOKS.is_dir():
         raise ValueError(f"figures and reports are made in a checkout of Workbench: no {path}")
-    return nbformat.read(path, as_version=4)
+    return quick_nbformat().read(path, as_version=4)
 
 
 def check_parameters(notebook: Any, values: dict[str, Any], figure: str) -> None:

@@ -31,6 +31,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -44,17 +45,23 @@ FOLDER = "WORKBENCH_FORKS"
 MOST, FILES = 1 << 18, 16
 """Bytes of what a client asks for, and the number of its open files."""
 LATE = (
-    "baselines.fsdp.driven", "baselines.swapping.planner", "baselines.torch_pipelines",
-    "numpy.ma", "tests.methods.rank_driver", "tests.varuna.cases", "torch._dynamo",
+    "baselines.data_parallel.run", "baselines.fsdp.driven", "baselines.pipeline",
+    "baselines.swapping.planner", "baselines.torch_pipelines", "numpy.ma", "tests.methods.loops",
+    "tests.methods.rank_driver", "tests.varuna.cases", "torch._dynamo",
     "torch._inductor.compile_fx", "torch.distributed.pipelining", "torch.nn.parallel",
-    "torch.utils.flop_counter", "torch.utils.module_tracker", "workbench.cli",
-    "workbench.training.compared", "workbench.methods.harmony.planner",
-    "workbench.methods.stronghold", "workbench.methods.offload.updates", "workbench.model.bert",
-    "workbench.model.custom_model", "workbench.model.pairs", "workbench.model.pictures",
-    "workbench.model.vision", "workbench.model.written", "workbench.profile.probe",
-    "workbench.runs.runner", "workbench.runs.worker",
+    "torch.utils.flop_counter", "torch.utils.module_tracker", "workbench.cli", "workbench.engine",
+    "workbench.methods.aceso.driven", "workbench.methods.aceso.run",
+    "workbench.methods.ftpipe.driven", "workbench.methods.harmony.planner",
+    "workbench.methods.offload.updates", "workbench.methods.stronghold", "workbench.model.bert",
+    "workbench.model.custom_model", "workbench.model.gpt", "workbench.model.hf",
+    "workbench.model.pairs", "workbench.model.pictures", "workbench.model.vision",
+    "workbench.model.written", "workbench.profile.collective_timing", "workbench.profile.probe",
+    "workbench.runs.runner", "workbench.runs.worker", "workbench.training.compared",
+    "workbench.training.loop_ranks",
 )  # fmt: skip
 """Modules that the processes would import late, each for a second."""
+MODELING = "transformers.models.llama.modeling_llama"
+"""With it comes what any decoder of transformers needs, where that is installed."""
 
 
 def command(module: str, *words: str) -> tuple[str, ...]:
@@ -209,11 +216,25 @@ def _become(
         os._exit(status if isinstance(status, int) else DIED)
 
 
+def _know_shapes() -> None:
+    """Take apart the module that most processes take apart: torch then knows its operators' shapes.
+    Nobody asks for GPUs meanwhile, which no process could use any more."""
+    import torch
+
+    module = import_module("tests.methods.loops").net()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.cuda, "is_available", lambda: False)
+        decompose = import_module("workbench.model.decompose").decompose
+        decompose(module, (torch.zeros(2, 6, dtype=torch.int64),))
+
+
 def main(path: Path) -> None:
     """Serve, as nobody's child: tests count their children."""
-    for name in LATE:
+    for name in (*LATE, *([MODELING] if find_spec("transformers") else ())):
         import_module(name)
     import_module("workbench.runtime.memory.named_operators").name_operators()
+    _know_shapes()
+    gc.collect()
     gc.freeze()
     server = Server(path)
     if os.fork():

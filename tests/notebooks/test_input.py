@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -71,6 +73,16 @@ def test_a_results_folder_that_cannot_be_written_is_named(tmp_path: Path) -> Non
 
 def test_a_report_of_nothing_is_refused(complaint, tmp_path: Path) -> None:
     assert "nothing has been reproduced" in complaint("report", "--results", str(tmp_path))
+
+
+def test_notebooks_are_read_without_a_grammar_of_addresses(root: Path) -> None:
+    """Who asks for that grammar afterwards has it."""
+    code = (
+        "import sys; from workbench.core.notebook_files import GRAMMAR, quick_nbformat\n"
+        "quick_nbformat(); import papermill; print({GRAMMAR, 'lark'} & {*sys.modules})"
+    )
+    told = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)
+    assert told.stdout == "set()\n", told.stderr
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="nothing is read-only to root")

@@ -16,7 +16,9 @@ from types import SimpleNamespace
 import pytest
 
 from tests.notebooks.offline import outside_addresses
+from tests.unit.figures.records import simulated
 from workbench import reproduce as module
+from workbench.core.notebook_files import quick_nbformat
 from workbench.exhibits import EXHIBITS, STRONGHOLD, find, open_exhibit
 from workbench.reproduce import Reproduced, report, reproduce
 
@@ -45,21 +47,20 @@ def done(results: Path, figures: tuple[str, ...]) -> tuple[Reproduced, list[str]
     lines: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("workbench.report.EXHIBITS", dict.fromkeys([*STRONGHOLD, *figures]))
+        patch.setattr("workbench.figures.rows.simulated", simulated)
         return reproduce("paper", results, only=[*figures], echo=lines.append), lines
 
 
 def test_every_exhibit_leaves_figure_table_and_notebook(
     done: tuple[Reproduced, list[str]], results: Path, figures: tuple[str, ...]
 ) -> None:
-    import nbformat  # takes seconds, which every worker would spend
-
     reproduced, lines = done
     assert reproduced.ok
     folder = results / "reports" / "paper"
     for figure in figures:
         for suffix in (".pdf", ".png", ".csv"):
             assert (folder / f"{find(figure).name}{suffix}").stat().st_size > 300
-        ran = nbformat.read(folder / f"{find(figure).notebook}.ipynb", as_version=4)
+        ran = quick_nbformat().read(folder / f"{find(figure).notebook}.ipynb", as_version=4)
         assert all(c.execution_count for c in ran.cells if c.cell_type == "code")
         assert not [o for c in ran.cells for o in c.get("outputs", ()) if o.output_type == "error"]
     assert not (results / "runs").exists(), "nothing runs"

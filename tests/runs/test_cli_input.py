@@ -208,9 +208,13 @@ def test_exit_codes_and_json(text: str, code: int, tmp_path: Path) -> None:
     assert set(expected.split()) <= record.keys()
 
 
-def test_help_is_quick_and_torch_is_not_imported() -> None:
-    code = "import sys, workbench.cli; sys.exit('torch' in sys.modules or 'pandas' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
+def test_help_is_quick_and_imports_neither_torch_nor_pandas_nor_numpy() -> None:
+    """Nor do the processes of a sweep and of `workbench run`, before they know what is asked."""
+    code = "import sys, workbench.sweep_process, workbench.cli.run; "
+    code += "workbench.cli.make_parser(); print(*sys.modules)"
+    told = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert told.returncode == 0
+    assert not {"torch", "pandas", "numpy"} & {*told.stdout.split()}
     done = workbench("run", "--help")
     assert done.returncode == 0
     assert "--device-memory" in done.stdout

@@ -17,6 +17,7 @@ import pytest
 
 from tests.runs.helpers import HANG_S, end_kernel, kernel_with, left_behind, role, wait_for
 from tests.runs.in_process import InProcess
+from workbench.core.notebook_files import quick_nbformat
 from workbench.runs.campaign import Campaign
 from workbench.runs.columns import label
 from workbench.runs.confines import confine
@@ -427,11 +428,10 @@ def test_a_file_runs_to_its_end_without_anybody(store: Store, tmp_path: Path) ->
 
 
 def test_the_notebook_is_short_and_its_cells_run(root: Path, tmp_path: Path) -> None:
-    import nbformat  # takes seconds, as papermill does, which every worker would spend
-    from papermill.inspection import inspect_notebook
-
-    notebook = nbformat.read(root / "notebooks" / "sweep.ipynb", as_version=4)
+    notebook = quick_nbformat().read(root / "notebooks" / "sweep.ipynb", as_version=4)
     parameters, *rest = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
+    from papermill.inspection import inspect_notebook  # takes long, which every worker would spend
+
     known = inspect_notebook(notebook)
     assert {name: p["default"] for name, p in known.items()} == {
         "sweep": '""',

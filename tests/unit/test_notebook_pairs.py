@@ -9,6 +9,8 @@ from types import ModuleType
 
 import pytest
 
+from workbench.core.notebook_files import quick_nbformat
+
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("jupytext") is None, reason="jupytext is not installed"
 )
@@ -26,8 +28,8 @@ print(layers)
 
 
 def nbformat() -> ModuleType:
-    """Imported when it is used: that takes seconds, which every worker would spend."""
-    return importlib.import_module("nbformat")
+    """Imported when it is used: not every worker needs it."""
+    return quick_nbformat()
 
 
 @pytest.fixture(scope="module")

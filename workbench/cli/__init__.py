@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from workbench import __version__
-from workbench.cli.schedule import add_schedule_flags
+from workbench.cli.schedule_flags import add_schedule_flags
 from workbench.cli.spec import Parser, add_results_flag, add_spec_flags, in_flags, specs_from
 from workbench.cli.words import BAD_INPUT, INTERRUPTED, NOT_OK, OK, complain, parse_parameter
 from workbench.core import methods

@@ -11,7 +11,7 @@ from workbench.core.spec import ROW_FILES, RunSpec, field_of
 from workbench.model.row_files import read_rows
 from workbench.model.row_tokens import FORMS, RowTokenizer, Tokens
 from workbench.model.text import IGNORED
-from workbench.model.tokenizer_file import FILE as TOKENIZER
+from workbench.model.tokenizer_folder import FILE as TOKENIZER
 
 SHOWN = 3
 

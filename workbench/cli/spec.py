@@ -22,7 +22,7 @@ from workbench.core.options import catalogue, takes
 from workbench.core.paths import user_path
 from workbench.core.spec import ROW_FILES, RunSpec, field_of
 from workbench.model.hf_config import spec_from_config
-from workbench.model.tokenizer_file import FILE as TOKENIZER_FILE
+from workbench.model.tokenizer_folder import FILE as TOKENIZER_FILE
 from workbench.runs.overrides import (
     FIELDS,
     FLAGS,

@@ -28,6 +28,7 @@ from __future__ import annotations
 import ast
 import inspect
 import itertools
+import sys
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
@@ -140,14 +141,31 @@ def _words_of(kind: type) -> dict[str, tuple[str, ...]]:
 @cache
 def docstrings(kind: type) -> Mapping[str, str]:
     """Field -> the text below it in its dataclass, or in one that this inherits, on one line."""
-    told = {}
+    told: dict[str, str] = {}
     for owner in reversed([each for each in kind.__mro__ if is_dataclass(each)]):
-        body = ast.parse(textwrap.dedent(inspect.getsource(owner))).body[0].body
-        for node, below in itertools.pairwise(body):
-            words = getattr(getattr(below, "value", None), "value", None)
-            if isinstance(node, ast.AnnAssign) and isinstance(words, str):
-                told[node.target.id] = " ".join(words.replace("`", "").split())
+        known = _told_in(owner.__module__)
+        if (own := known.get(owner.__qualname__)) is None:  # it is made in a function
+            (node,) = ast.parse(textwrap.dedent(inspect.getsource(owner))).body
+            own = _told(node)
+        told |= own
     return MappingProxyType(told)
+
+
+@cache
+def _told_in(module: str) -> dict[str, dict[str, str]]:
+    """The texts in each class of a module, which is parsed once: for each class,
+    `inspect.getsource` parses it anew."""
+    nodes = ast.parse(inspect.getsource(sys.modules[module])).body
+    return {node.name: _told(node) for node in nodes if isinstance(node, ast.ClassDef)}
+
+
+def _told(node: ast.ClassDef) -> dict[str, str]:
+    told = {}
+    for field, below in itertools.pairwise(node.body):
+        words = getattr(getattr(below, "value", None), "value", None)
+        if isinstance(field, ast.AnnAssign) and isinstance(words, str):
+            told[field.target.id] = " ".join(words.replace("`", "").split())
+    return told
 
 
 def describe(kind: Any) -> str:

@@ -30,7 +30,8 @@ from workbench.model.keys import permuted, place_of
 from workbench.model.pairs import HELD_OUT
 from workbench.model.text import IGNORED
 from workbench.model.tokenize import Bytes, Tokenizer, tokenize
-from workbench.model.tokenizer_file import OfT5, is_folder
+from workbench.model.tokenizer_file import OfT5
+from workbench.model.tokenizer_folder import is_folder
 
 if TYPE_CHECKING:
     from torch import Tensor

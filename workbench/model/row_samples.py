@@ -23,8 +23,9 @@ from workbench.core.model_spec import DOCUMENTS, STREAM
 from workbench.core.paths import user_path
 from workbench.core.spec import RunSpec
 from workbench.model.keys import place_of
+from workbench.model.room import windows
 from workbench.model.row_tokens import load_rows
-from workbench.model.text import IGNORED, Batches, windows
+from workbench.model.text import IGNORED, Batches
 
 if TYPE_CHECKING:
     from torch import Tensor

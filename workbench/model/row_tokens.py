@@ -22,11 +22,13 @@ import numpy as np
 
 from workbench.core.paths import user_path
 from workbench.core.sources import file_digest
-from workbench.model.chat import SETTINGS, TEMPLATE, Chat, Span, settings_of, special_tokens
+from workbench.model.chat import Chat, Span, settings_of, special_tokens
+from workbench.model.room import check_room
 from workbench.model.row_files import Row, read_rows
-from workbench.model.text import IGNORED, check_room
+from workbench.model.text import IGNORED
 from workbench.model.tokenize import Bytes, kept
-from workbench.model.tokenizer_file import FILE, FromFile, is_folder
+from workbench.model.tokenizer_file import FromFile
+from workbench.model.tokenizer_folder import FILE, files_of, is_folder
 
 FORMS = "text, prompt and completion, messages, or input_ids and labels"
 GROUP = 256
@@ -52,12 +54,6 @@ class _Piece(NamedTuple):
     """What of it is trained on."""
     bare: bool
     """Whether it has its special tokens already."""
-
-
-def files_of(tokenizer: str) -> list[Path]:
-    """Files in a tokenizer's folder that decide a row's tokens."""
-    paths = (user_path(tokenizer) / name for name in (FILE, SETTINGS, TEMPLATE))
-    return [path for path in paths if path.is_file()]
 
 
 class RowTokenizer:

@@ -21,14 +21,14 @@ import numpy as np
 from workbench.core.paths import user_path
 from workbench.model.corpus import STDLIB, read_corpus
 from workbench.model.keys import place_of
-from workbench.model.tokenize import BYTES, Bytes, Tokenizer, bpe_size, tokenize
-from workbench.model.tokenizer_file import FromFile, is_folder
+from workbench.model.room import IDS, check_room, windows
+from workbench.model.tokenize import Tokenizer, tokenize
+from workbench.model.tokenizer_file import FromFile
+from workbench.model.tokenizer_folder import is_folder
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-IDS = ".npy"
-"""Ending of a file of token ids."""
 IGNORED = -100
 """The label that torch's cross entropy leaves out."""
 
@@ -79,30 +79,6 @@ def load_text(
         tokenizer=made,
         tokens=tokens,
     )
-
-
-def check_text(source: str | Path, tokenizer: str, *, vocab: int, seq: int) -> None:
-    """Raise ValueError for all that `load_text` refuses and that shows without tokenizing."""
-    if str(source).lower().endswith(IDS):
-        load_text(source, vocab=vocab, seq=seq)
-        return
-    if is_folder(tokenizer):
-        check_room(FromFile(tokenizer).words, tokenizer, vocab)
-    else:
-        if tokenizer != Bytes.name:
-            bpe_size(tokenizer)
-        check_room(BYTES, tokenizer, vocab)
-    if source != STDLIB:
-        windows(len(read_corpus(source).data), seq)
-
-
-def check_room(tokens: int, tokenizer: str, vocab: int) -> None:
-    """Raise ValueError for a tokenizer whose texts have tokens that the model has not."""
-    if tokens > vocab:
-        raise ValueError(
-            f"the model's vocabulary of {vocab} is smaller than the {tokens} tokens of "
-            f"{tokenizer!r}; give the model's own tokenizer, or a model with at least so many"
-        )
 
 
 class Ids(Tokenizer):
@@ -195,14 +171,3 @@ class Batches:
     def batch(self, step: int) -> tuple[Tensor, Tensor]:
         """Tokens and targets [B, seq] of a step."""
         return self.rows(self.samples(step))
-
-
-def windows(tokens: int, seq: int) -> int:
-    """Samples of `seq` tokens, and one more as the last target, in so many. Raises ValueError for
-    fewer than one."""
-    count = (tokens - 1) // seq
-    if count < 1:
-        raise ValueError(
-            f"the text has {tokens} tokens, too few for one sample of {seq}: it takes {seq + 1}"
-        )
-    return count

@@ -21,8 +21,9 @@ import numpy as np
 from workbench.core.files import checksum, replacing
 from workbench.core.sealed import read_sealed, write_sealed
 from workbench.model.corpus import Corpus
+from workbench.model.room import BYTES, bpe_size
+from workbench.model.tokenizer_folder import AS_BYTES
 
-BYTES = 256
 PIECE_BYTES = 1 << 16
 """A text is encoded in pieces of whole lines of about this size, in parallel."""
 GROUP = 256
@@ -34,8 +35,6 @@ TRAINING_PIECES = 512
 LONGEST_WORD = 1024
 """Characters. Merges are learnt from words no longer than this: a text without white space is one
 word, and longer ones have no other frequent pairs than their parts."""
-MOST_TOKENS = 1 << 20
-"""No tokenizer in use has half as many; the library takes memory for all of them at once."""
 CACHE_BYTES = 8 << 30
 """Bytes of a cache beside what it has kept last."""
 
@@ -64,7 +63,7 @@ class Tokenizer(ABC):
 class Bytes(Tokenizer):
     """A token is a byte."""
 
-    name = "bytes"
+    name = AS_BYTES
     vocab = BYTES
 
     def encode(self, text: bytes) -> np.ndarray:
@@ -188,23 +187,6 @@ def _bound(cache: Path, last: Collection[Path]) -> None:
         left -= path.stat().st_size
         if left < 0:
             path.unlink()
-
-
-def bpe_size(tokenizer: str) -> int:
-    """N of ``bpe:N``; raises ValueError for another name, and for an N below 257 or too large."""
-    kind, _, number = tokenizer.partition(":")
-    if kind != "bpe" or not number.isdecimal():
-        raise ValueError(
-            f"unknown tokenizer {tokenizer!r}; use 'bytes', 'bpe:N' as in 'bpe:4096', of pairs "
-            "'wordpiece', or a folder with a tokenizer.json"
-        )
-    if len(number) > 7 or int(number) > MOST_TOKENS:
-        raise ValueError(f"{tokenizer} has too many tokens; use an N of at most {MOST_TOKENS}")
-    if int(number) <= BYTES:
-        raise ValueError(
-            f"{tokenizer} has no room for merges beside {BYTES} bytes; use N above {BYTES}"
-        )
-    return int(number)
 
 
 def _pieces(text: bytes) -> Iterator[str]:

@@ -16,9 +16,9 @@ import numpy as np
 from workbench.core.files import read_whole
 from workbench.core.paths import user_path
 from workbench.model.corpus import Corpus
-from workbench.model.tokenize import Bytes, Tokenizer, encoded_pieces, kept
+from workbench.model.tokenize import Tokenizer, encoded_pieces, kept
+from workbench.model.tokenizer_folder import FILE
 
-FILE = "tokenizer.json"
 PADDING, END = "<pad>", "</s>"
 
 
@@ -90,9 +90,3 @@ class OfT5(FromFile):
                 path = user_path(folder) / FILE
                 raise ValueError(f"{path} has no token {token!r}, as a T5's has")
         self.padding, self.end = known[PADDING], known[END]
-
-
-def is_folder(tokenizer: str) -> bool:
-    """Whether a tokenizer is named by its folder."""
-    bundled = tokenizer in ("", Bytes.name, "wordpiece") or tokenizer.startswith("bpe:")
-    return not bundled and (Path(tokenizer).name != tokenizer or user_path(tokenizer).is_dir())

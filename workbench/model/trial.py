@@ -14,7 +14,7 @@ from workbench.core.paths import user_path
 from workbench.model.answers import FUNCTION
 from workbench.model.corpus import read_corpus
 from workbench.model.tokenize import BPE
-from workbench.model.tokenizer_file import FILE
+from workbench.model.tokenizer_folder import FILE
 from workbench.model.weights.drawn import write_random
 
 ROWS, HELD_OUT, LETTERS, TOKENS = 480, 48, 60, 480

@@ -19,8 +19,6 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate, pairwise
 from operator import neg
 
-import numpy as np
-
 Packs = tuple[range, ...]
 """Consecutive layers, in their order."""
 
@@ -68,6 +66,8 @@ class _Sweep:
         self.earliest = self._earliest()
         """Earliest first layer of the packs that fit, by their last layer, where all between fit
         too and it never comes back; empty where memory is less even."""
+        import numpy as np  # not by all who import this, options of methods among them
+
         ends = np.array(self.ends)
         sums = [ends[stop] - ends[starts] for stop, starts in enumerate(self.starts, 1) if starts]
         self.limits = np.unique(np.concatenate(sums)).tolist() if sums else []

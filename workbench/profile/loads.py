@@ -28,7 +28,7 @@ from workbench.core.spec import VALUE_BYTES
 from workbench.model import ModelSpec, make_model
 from workbench.profile.alone import Alone, Setting
 from workbench.profile.bench import CYCLES_PER_S, clock_of
-from workbench.profile.timing import Sample
+from workbench.profile.timing import Sample, brief, lasting
 from workbench.runtime.executor.threads import POLITENESS, cpu_threads
 from workbench.runtime.memory.device_budget import device_meter
 from workbench.runtime.memory.disk import DiskStore
@@ -40,6 +40,8 @@ PIECE_BYTES = {"cpu": 8 << 20, "cuda": 64 << 20}
 """One copy: about a layer's slab at the sizes each device is used for."""
 RING_BYTES = 256 << 20
 """Bytes that a load walks through: more than any last-level cache."""
+FEWEST = 4
+"""Pieces of a ring; all of them where timings are brief, since nobody asks how long they take."""
 SAMPLE_S = 0.01
 """Shortest sample."""
 LATE = 3.0
@@ -69,7 +71,7 @@ class Load(ABC):
     def __init__(self, device: torch.device, *, piece_bytes: int) -> None:
         """`piece_bytes` are what a piece touches; they decide how many make the ring."""
         self.device = device
-        self.ring = min(16, max(4, RING_BYTES // piece_bytes))
+        self.ring = FEWEST if brief() else min(16, max(FEWEST, RING_BYTES // piece_bytes))
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._slabs: list[Slab] = []
         self._turn = 0
@@ -86,7 +88,7 @@ class Load(ABC):
             torch.set_num_threads(self.threads)  # holds for this thread
         if not self._pieces:
             self._timed(1)
-            self._pieces = max(1, math.ceil(SAMPLE_S / self._timed(1).wall))
+            self._pieces = max(1, math.ceil(lasting(SAMPLE_S) / self._timed(1).wall))
             if self.ahead:
                 self._wait_s = LATE * self._pieces * self._launch_s
         wall, cpu = self._timed(self._pieces)

@@ -23,7 +23,7 @@ from typing import Any
 import psutil
 import torch
 
-from workbench.core.garbage import uncollected
+from workbench.core.garbage import keep_what_is_there, uncollected
 from workbench.core.reporter import COMPILING, compile_seconds
 from workbench.model.custom import look_here
 from workbench.ranks.failures import Failure, failure_of
@@ -92,6 +92,7 @@ def main(folder: Path, rank: int, **more: Any) -> int:
         parts, own = StartParts(), _told()
         with uncollected():
             work = import_module(own["work"])
+        keep_what_is_there(collect=False)
         parts.end("imports")
         devices = own["devices"] or range(own["ranks"])
         device = _device(own["device"], devices[rank], own["ranks"])

@@ -16,7 +16,7 @@ from typing import Any
 from workbench.core.model_spec import FUNCTION, GPT_FAMILY, MODULES
 from workbench.model.corpus import BUNDLED
 from workbench.model.named import NAMED
-from workbench.model.tokenizer_file import is_folder
+from workbench.model.tokenizer_folder import is_folder
 
 INSIDE = "here it must lie in the results folder"
 

@@ -21,7 +21,7 @@ from workbench.model.hf_config import read_config, transformers_package
 from workbench.model.hf_layers import Decoder
 from workbench.model.objective import PREFIX
 from workbench.model.t5_names import to_hugging_face
-from workbench.model.tokenizer_file import is_folder
+from workbench.model.tokenizer_folder import is_folder
 from workbench.model.weights.folder import Tell, new_folder, write_folder
 from workbench.model.weights.outgoing import Weights
 from workbench.model.weights.shards import MOST

@@ -1,5 +1,5 @@
 """A run's input files, seen to be usable before anything is written or started. Imports torch for
-Hugging Face configurations only.
+Hugging Face configurations only, and numpy for what is read here.
 
 A worker refuses them as well, since they may change; by then the run has a folder and a record.
 """
@@ -16,15 +16,10 @@ from workbench.core.paths import user_path
 from workbench.core.sources import config_file
 from workbench.core.spec import RunSpec
 from workbench.model import make_model
-from workbench.model.answers import load_answers
-from workbench.model.cifar import cifar_at, read_cifar
-from workbench.model.corpus import BUNDLED, DIGITS, STDLIB
+from workbench.model.corpus import BUNDLED, DIGITS, STDLIB, read_corpus
 from workbench.model.hf_config import spec_from_config
-from workbench.model.pairs import holds_out, load_pairs
-from workbench.model.row_samples import read_samples
-from workbench.model.text import check_text
-from workbench.model.tokenize import Bytes
-from workbench.model.tokenizer_file import FILE, OfT5, is_folder
+from workbench.model.room import BYTES, IDS, bpe_size, check_room, windows
+from workbench.model.tokenizer_folder import AS_BYTES, FILE, is_folder
 from workbench.runs.chosen import possible
 from workbench.runs.resolve import begins_from
 from workbench.runs.store import Store
@@ -64,6 +59,8 @@ def _check_inputs(specs: list[RunSpec], store: Store) -> None:
     ]
     for text, tokenizer, model, evaluates in dict.fromkeys(alike):
         if model.family in ANSWERING and is_folder(tokenizer):
+            from workbench.model.tokenizer_file import OfT5
+
             OfT5(tokenizer)
         if model.rows:
             continue
@@ -71,20 +68,26 @@ def _check_inputs(specs: list[RunSpec], store: Store) -> None:
             if model.family != GPT_FAMILY:
                 whole = spec_from_config(model.family, seq=model.seq)
                 make_model(replace(whole, attention=model.attention))
-            check_text(text, tokenizer, vocab=model.vocab, seq=model.seq)
+            _check_text(text, tokenizer, vocab=model.vocab, seq=model.seq)
         elif text == DIGITS and not model.custom and model.family not in PICTURED:
             raise ValueError(f"text is {DIGITS!r}, which are pictures; {model.family} reads texts")
         elif text not in BUNDLED and not user_path(text).exists():
             raise ValueError(f"there is nothing at {text!r}; name a file or a folder, or 'stdlib'")
         elif text not in BUNDLED and model.family in PICTURED:
+            from workbench.model.cifar import cifar_at, read_cifar
+
             if at := cifar_at(user_path(text)):
                 read_cifar(*at)
         elif text != STDLIB and model.family == "bert":
+            from workbench.model.pairs import holds_out, load_pairs
+
             for held_out in (False, True)[: 1 + (evaluates and holds_out(text))]:
                 load_pairs(
                     text, tokenizer, vocab=model.vocab, seq=model.seq, seed=0, held_out=held_out
                 )
         elif text != STDLIB and model.family in ANSWERING:
+            from workbench.model.answers import load_answers
+
             load_answers(text, tokenizer, vocab=model.vocab, seq=model.seq, target_seq=2, seed=0)
     _check_rows([spec for spec in specs if spec.model.rows], store.cache)
     if held := [spec.held_out for spec in specs if spec.eval_text]:
@@ -92,6 +95,25 @@ def _check_inputs(specs: list[RunSpec], store: Store) -> None:
             _check_inputs(held, store)
         except ValueError as error:
             raise ValueError(f"eval_text: {error}") from None
+
+
+def _check_text(source: str, tokenizer: str, *, vocab: int, seq: int) -> None:
+    """Raise ValueError for all that `load_text` refuses and that shows without tokenizing."""
+    if source.lower().endswith(IDS):
+        from workbench.model.text import load_text
+
+        load_text(source, vocab=vocab, seq=seq)
+        return
+    if is_folder(tokenizer):
+        from workbench.model.tokenizer_file import FromFile
+
+        check_room(FromFile(tokenizer).words, tokenizer, vocab)
+    else:
+        if tokenizer != AS_BYTES:
+            bpe_size(tokenizer)
+        check_room(BYTES, tokenizer, vocab)
+    if source != STDLIB:
+        windows(len(read_corpus(source).data), seq)
 
 
 def _check_rows(specs: list[RunSpec], cache: Path) -> None:
@@ -105,6 +127,8 @@ def _check_rows(specs: list[RunSpec], cache: Path) -> None:
             whole = spec_from_config(spec.model.family, seq=spec.model.seq)
             own = {name: getattr(spec.model, name) for name in OF_DECODERS}
             make_model(replace(whole, **own))
+            from workbench.model.row_samples import read_samples
+
             read_samples(spec, spec.model.vocab, cache)
 
 
@@ -131,8 +155,8 @@ def check_weights(specs: list[RunSpec], store: Store) -> list[str]:
 def _unlike_before(spec: RunSpec) -> str:
     """A line on a text that is read as bytes, while its weights come with a tokenizer."""
     known, folder = bool(spec.model.pretrained), user_path(spec.model.pretrained)
-    read = known and not spec.model.rows and not spec.text.endswith(".npy")
-    if not read or spec.tokenizer != Bytes.name or not (folder / FILE).is_file():
+    read = known and not spec.model.rows and not spec.text.endswith(IDS)
+    if not read or spec.tokenizer != AS_BYTES or not (folder / FILE).is_file():
         return ""
     return f"text: read as bytes; --tokenizer {folder} reads it as these weights know it"
 

@@ -12,9 +12,8 @@ from workbench.core.sources import by_content, config_file
 from workbench.core.spec import RunSpec
 from workbench.model import corpus
 from workbench.model.custom import imports_digest, source_digest
-from workbench.model.row_tokens import files_of
-from workbench.model.tokenizer_file import FILE as TOKENIZER_FILE
-from workbench.model.tokenizer_file import is_folder
+from workbench.model.tokenizer_folder import FILE as TOKENIZER_FILE
+from workbench.model.tokenizer_folder import files_of, is_folder
 from workbench.model.weights.stored import beside, digest_of
 
 

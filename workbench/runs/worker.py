@@ -167,7 +167,9 @@ def main(folder: Path, pages: Pages | None = None) -> int:
             _bring_on(pages, spec, folder.parents[1], reporter)
         share_tokens(folder)
         divided = with_parts(spec, folder, job, reporter)
-        outcome = imported(job.module).train(divided, reporter, folder)
+        method = imported(job.module)
+        gc.freeze()  # each look through what was imported takes a quarter of a second
+        outcome = method.train(divided, reporter, folder)
         reporter.ended()
         reporter.curves.ended(outcome.peak_bytes)
         if not outcome.predicted:

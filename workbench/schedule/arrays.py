@@ -3,7 +3,8 @@
 A search that compares hundreds of pipelines, or one of ten thousand micro-batches, needs when
 passes end and no names, buffers or proofs. A builder that writes arrays takes a hundredth of the
 time of one that writes actions (methods/pipeline/quick.py); the loop that runs them is the
-simulator's (event_loop.py).
+simulator's (event_loop.py). numpy is imported by the first graph: commands, guards and sweeps start
+without it.
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass
 from functools import cached_property
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from workbench.schedule.turns import Turns
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +43,8 @@ class ArrayGraph:
     @cached_property
     def flat_followers(self) -> tuple[array, array]:
         """Where the followers of each node begin, and the last ones end; and the distances."""
+        import numpy as np
+
         order = np.argsort(self.edges[:, 0], kind="stable")
         sources, targets = self.edges[order].T
         first = np.searchsorted(sources, np.arange(self.num_nodes + 1))
@@ -47,6 +52,8 @@ class ArrayGraph:
 
     def missing(self) -> list[int]:
         """Node -> how many it waits for."""
+        import numpy as np
+
         return np.bincount(self.edges[:, 1], minlength=self.num_nodes).tolist()
 
     def release(self, node: int, missing: list[int]) -> list[int]:
@@ -61,4 +68,6 @@ class ArrayGraph:
 
 
 def _numbers(values: np.ndarray) -> array:
+    import numpy as np
+
     return array("q", np.ascontiguousarray(values, dtype=np.int64).tobytes())

@@ -42,7 +42,7 @@ def run(tmp_path: Path, plan: Plan) -> Store:
     ]
     store = Store(tmp_path)
     store.folder(KEY).mkdir(parents=True)
-    write_timeline(store.folder(KEY), plan, events)
+    write_timeline(store.folder(KEY), plan, events, norms=(), clip=None)
     store.write(
         RunRecord(
             key=KEY, method="stronghold", status="ok", spec=SPEC.to_dict(), engine="workbench",
@@ -71,7 +71,7 @@ def test_a_run_is_shown_beside_its_own_plan_wherever_its_folder_lies(
 
 def test_events_of_one_step_are_beside_the_last_simulated_one(run: Store, plan: Plan) -> None:
     events = [e for e in read_timeline(run, KEY).events if e.step == 8]
-    write_timeline(run.folder(KEY), plan, events)
+    write_timeline(run.folder(KEY), plan, events, norms=(), clip=None)
     assert {e.step for e in read_timeline(run, KEY).predicted} == {8}
 
 

@@ -12,7 +12,6 @@ from workbench.core.options import Options as Common
 from workbench.core.spec import RunSpec
 from workbench.methods.ftpipe.orders import ORDERS, SYNCHRONOUS, depths
 from workbench.methods.options import numbers_of_units
-from workbench.partition.registered import read
 
 EXAMPLE, MAP = "5 4 4 3", "0 1 0 1"
 
@@ -81,6 +80,8 @@ class Options(Common):
         """Stages and map of the registered partition, where one is named."""
         if not self.partition:
             return {}
+        from workbench.partition.registered import read  # each command has the options
+
         return {"partition": "", **read(results, self.partition).stages_for(spec.model, spec.ranks)}
 
     def positions(self, stages: int, ranks: int) -> list[int]:
