@@ -143,8 +143,9 @@ class Plan:
         }
 
     def beside(
-        self, measured: Sequence[Event], norms: Iterable[float | None], clip: float | None
-    ) -> list[Event]:
+        self, measured: Sequence[Event], norms: Iterable[float | None] = (),
+        clip: float | None = None,
+    ) -> list[Event]:  # fmt: skip
         """Simulated steps under the numbers of the last measured ones, without the first. Where
         most of the global norms exceed the limit, the simulated steps' gradients do, too."""
         told = [norm > clip for norm in norms if norm is not None and clip is not None]
