@@ -44,11 +44,12 @@ class Streams(WeightsOut):
     def evaluate(self, loader: Iterable[Any], loss_fn: LossFunction) -> Figures:
         """Figures of the weights of now on held-out batches, each as `step` takes them, or on one
         batch that is no list: `samples`, mean `loss`, and where labels are whole numbers `accuracy`
-        of classes or `perplexity` of texts. A copy of the module passes forward in evaluation mode, without gradients: on the GPU
-        that trains in the type of training, within the memory that training leaves, else in fp32 on
-        the processor. Training goes on as if nobody had asked. Between steps, or within the loop
-        over a stream. Of several processes each calls it; the first one evaluates its batches, and
-        all have the figures. Raises ValueError for batches that cannot be evaluated."""
+        of classes or `perplexity` of texts. A copy of the module passes forward in evaluation mode,
+        without gradients: on the GPU that trains in the type of training, within the memory that
+        training leaves, else in fp32 on the processor. Training goes on as if nobody had asked.
+        Between steps, or within the loop over a stream. Of several processes each calls it; the
+        first one evaluates its batches, and all have the figures. Raises ValueError for batches
+        that cannot be evaluated."""
         self._check_open()
         weights: ByUnit | None = None
         with self._peers.together("in evaluate", self._taken_up):
