@@ -19,7 +19,7 @@ SIZES = (
     "max_position_embeddings", "num_hidden_layers", "hidden_size", "num_attention_heads",
     "vocab_size", "tie_word_embeddings",
 )  # fmt: skip
-"""What the configuration of a decoder says."""
+"""Fields that the configuration of a decoder has."""
 
 
 def spec_from_config(
