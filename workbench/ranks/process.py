@@ -16,14 +16,14 @@ import time
 import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import psutil
 import torch
 
-from workbench.core.garbage import keep_what_is_there, uncollected
+from workbench.core.garbage import keep_what_is_there
+from workbench.core.methods import imported
 from workbench.core.reporter import COMPILING, compile_seconds
 from workbench.model.custom import look_here
 from workbench.ranks.failures import Failure, failure_of
@@ -90,8 +90,7 @@ def main(folder: Path, rank: int, **more: Any) -> int:
     answer_from(folder, rank)
     try:
         parts, own = StartParts(), _told()
-        with uncollected():
-            work = import_module(own["work"])
+        work = imported(own["work"])
         keep_what_is_there(collect=False)
         parts.end("imports")
         devices = own["devices"] or range(own["ranks"])
@@ -140,8 +139,7 @@ def _device(kind: str, number: int, ranks: int) -> torch.device:
         return torch.device(kind)
     torch.cuda.set_device(number)
     torch.cuda.synchronize()  # makes its context
-    with uncollected():
-        import_module("torch._inductor.compile_fx")  # takes seconds, and passes are compiled soon
+    imported("torch._inductor.compile_fx")  # takes seconds, and passes are compiled soon
     return torch.device(kind, number)
 
 

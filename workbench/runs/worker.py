@@ -33,6 +33,7 @@ from typing import Any
 
 from workbench.core import methods
 from workbench.core.files import write_whole
+from workbench.core.garbage import keep_what_is_there
 from workbench.core.methods import imported
 from workbench.core.others import read, shares
 from workbench.core.record import Outcome, Predicted, RunRecord, Status, steady_step_seconds
@@ -168,7 +169,7 @@ def main(folder: Path, pages: Pages | None = None) -> int:
         share_tokens(folder)
         divided = with_parts(spec, folder, job, reporter)
         method = imported(job.module)
-        gc.freeze()  # each look through what was imported takes a quarter of a second
+        keep_what_is_there(collect=False)
         outcome = method.train(divided, reporter, folder)
         reporter.ended()
         reporter.curves.ended(outcome.peak_bytes)

@@ -1,4 +1,4 @@
-"""What layers of a module in a user's own loop cost on this machine, measured when it begins."""
+"""Costs of the layers of a user's own module on this machine, measured when the loop begins."""
 
 from __future__ import annotations
 
