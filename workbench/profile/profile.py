@@ -11,9 +11,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from workbench.profile.units import UnitCost
-from workbench.schedule.action import COMPUTE, D2H, GUESS, H2D, HOST, VERDICT, VISIT, Action, Kind
+from workbench.schedule.action import (
+    COMPUTE,
+    D2H,
+    GUESS,
+    H2D,
+    HOST,
+    VERDICT,
+    VISIT,
+    Action,
+    Kind,
+    format_name,
+    parse_name,
+)
 from workbench.schedule.buffers import gradients, host_gradients, kept, weights
 
+NORM = format_name(Kind.NORM, 0)
 MEMORY_LANES = frozenset({H2D, D2H, HOST})
 """Lanes that meet at the host's memory: two leave room for each other there, and all three do
 not."""
@@ -168,6 +181,12 @@ class Profile:
         weight lacks of its fp32 master."""
         return 8 if self.weight_bytes == 4 else 10
 
+    @property
+    def apart(self) -> float:
+        """Share of an update's seconds on the host that its weights alone take, or its moments
+        alone: bytes of memory, of which either reads weights or moments that the other writes."""
+        return (16 + self.weight_bytes) / (24 + self.weight_bytes)
+
     def with_link(self, bytes_per_s: float | None) -> Profile:
         """Return the profile with a slower (emulated) link; unchanged for None.
 
@@ -229,10 +248,13 @@ class ProfileCosts:
                 return overhead
             case Kind.PULL | Kind.PUSH if action.turn == (GUESS if self.clips else VERDICT):
                 return overhead
+            case Kind.MOMENTS if not self.clips and parse_name(action.after[0]).kind is Kind.SETTLE:
+                return overhead
             case Kind.UPDATE | Kind.SETTLE if action.lane in (COMPUTE, VISIT):
                 return overhead + unit.parameters / hardware.device_adam_params_per_s
-            case Kind.UPDATE | Kind.SETTLE:
-                return overhead + unit.parameters / hardware.host_adam_params_per_s
+            case Kind.UPDATE | Kind.SETTLE | Kind.MOMENTS:
+                share = self.profile.apart if self._apart(action) else 1.0
+                return overhead + share * unit.parameters / hardware.host_adam_params_per_s
             case Kind.LOAD | Kind.FETCH | Kind.PULL | Kind.SUM_IN:
                 rate = hardware.h2d_bytes_per_s
             case Kind.EVICT | Kind.STASH | Kind.GRAD_OUT | Kind.PUSH | Kind.SUM_OUT:
@@ -256,7 +278,15 @@ class ProfileCosts:
     def _guesses(self, action: Action) -> bool:
         """Whether an update keeps its gradients, for its verdict needs them."""
         on_host, on_device = host_gradients(action.unit), gradients(action.unit)
-        return on_host in action.uses or (action.lane == VISIT and on_device in action.uses)
+        if action.lane == VISIT:
+            return on_device in action.uses
+        return on_host in action.uses and NORM not in action.after
+
+    def _apart(self, action: Action) -> bool:
+        """Whether an update on the host is of weights alone, or of moments."""
+        if action.kind is Kind.MOMENTS:
+            return True
+        return NORM in action.after and host_gradients(action.unit) in action.uses
 
     def _gradient_s(self, action: Action) -> float:
         """Seconds that a unit's gradients cost once a step. A unit that frees its weights gives its

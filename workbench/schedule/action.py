@@ -50,6 +50,8 @@ class Kind(StrEnum):
     SETTLE = "V"
     """Verdict on an update that did not wait for the global norm: it stands, or is taken back and
     done again with the clip coefficient."""
+    MOMENTS = "M"
+    """Moments of one unit, of which an update has changed the weights alone."""
     SEND = "SEND"
     """The input of a unit to the rank that computes it. Without a micro-batch: weights of it."""
     RECV = "RECV"

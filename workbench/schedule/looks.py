@@ -38,6 +38,7 @@ LOOKS: dict[str, ActionStyle] = {
     Kind.WEIGHT_GRAD: ActionStyle("weight gradient", "#A34700"),
     Kind.UPDATE: ActionStyle("update", "#F0E442", "black"),
     Kind.SETTLE: ActionStyle("update after norm", "#B8AD1F", "black"),
+    Kind.MOMENTS: ActionStyle("moments after weights", "#7D7614"),
     Kind.NORM: ActionStyle("norm", "#000000"),
     Kind.LOAD: _WEIGHTS,
     Kind.EVICT: _WEIGHTS,

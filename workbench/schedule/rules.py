@@ -203,6 +203,16 @@ def check_settled(proof: Proof) -> None:
             proof.require(update, settle, "there is nothing to settle yet")
 
 
+def check_moments(proof: Proof) -> None:
+    """Check that moments follow the update of their weights, and that the next one finds them."""
+    for unit in range(proof.schedule.num_units):
+        for moments in proof.find(Kind.MOMENTS, unit):
+            for update in final_updates(proof, unit, proof.schedule.actions[moments].rank):
+                proof.require(update, moments, "the weights are updated first")
+            for update in proof.find(Kind.UPDATE, unit):
+                proof.require(moments, update, "it would read old moments", steps=1)
+
+
 def _require_gradients(proof: Proof, passes: Passes, unit: int, reader: int, why: str) -> None:
     """All gradients of a unit are there when `reader` starts: on the host, where it runs there."""
     actions = proof.schedule.actions

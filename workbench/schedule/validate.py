@@ -64,6 +64,7 @@ LANES_OF = {
     **dict.fromkeys((Kind.EVICT, Kind.STASH, Kind.GRAD_OUT, Kind.PUSH, Kind.SUM_OUT), (D2H,)),
     Kind.NORM: (COMPUTE, HOST),
     **dict.fromkeys((Kind.UPDATE, Kind.SETTLE), (COMPUTE, HOST, VISIT)),
+    Kind.MOMENTS: (HOST,),
     Kind.READ: (DISK_IN,),
     Kind.SPILL: (DISK_OUT,),
     **dict.fromkeys(SENDS, (NET_OUT,)),
@@ -112,6 +113,7 @@ def validate(schedule: Schedule) -> Validation:
     loans.check_loans(proof, passes)
     rules.check_norm(proof, passes)
     rules.check_settled(proof)
+    rules.check_moments(proof)
     rules.check_weights(proof)
     rules.check_states(proof)
     check_buffers(proof)

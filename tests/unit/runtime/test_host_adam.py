@@ -191,6 +191,27 @@ def test_every_thread_count_updates_each_element_once(compiled, threads):
     assert equal(alone, together)
 
 
+@pytest.mark.parametrize("halves", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_weights_and_then_moments_are_one_update(backend, halves, dtype):
+    """To the last bit; and either pass leaves alone what the other one writes."""
+    numel, border = 100_003, 70_001
+    whole, parts = Slabs(numel, halves=halves), Slabs(numel, halves=halves)
+    for step in range(1, 4):
+        grad, now = whole.random(numel).to(dtype), hyper(step, grad_scale=0.7)
+        whole.update(grad, now, decay_split=border)
+        master, *moments = (state.clone() for state in parts.states())
+        parts.update(grad, now, decay_split=border, part="weights")
+        assert all(map(torch.equal, parts.states()[1:], moments))
+        assert not torch.equal(parts.master, master)
+        master = parts.master.clone()
+        parts.update(grad, now, decay_split=border, part="moments")
+        assert torch.equal(parts.master, master)
+        assert equal(whole, parts)
+    with pytest.raises(ValueError, match="part is 'weights'; an update is taken back in one pass"):
+        parts.update(grad, now, decay_split=border, part="weights", undo=now)
+
+
 RENDEZVOUS = """
 #include <atomic>
 #include <chrono>

@@ -32,6 +32,9 @@ class Placement:
     the others are updated in the order of the next forward pass. Where `clipped`, an eager update
     is settled once the norm is known: it stands, or is taken back and done again with the clip
     coefficient."""
+    moments_later: frozenset[int] = frozenset()
+    """Streamed units whose weights alone are updated once the norm is known; their moments follow
+    beside the next backward pass, before their next gradients come (updates.py)."""
     held_gradients: bool = False
     """Gradients of resident blocks have memory for the whole run, as Megatron-LM's have, instead
     of from their backward pass to their update."""
@@ -84,4 +87,11 @@ class Placement:
             raise ValueError("gradients that wait for the norm or their turn need a buffer each")
         if self.clipped and self.eager & self.on_disk:
             raise ValueError("updates of states on the disk cannot be taken back")
+        if self.moments_later - ({*streamed} if self.clipped else set()) or (
+            self.moments_later & self.on_disk
+        ):
+            raise ValueError(
+                "only moments of streamed units on the host can follow their weights, in a step "
+                "that is clipped"
+            )
         return streamed

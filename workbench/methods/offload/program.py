@@ -134,6 +134,8 @@ def _fetch(builder: LayerStepBuilder, unit: int, micro: int) -> None:
 def _gradients_out(builder: LayerStepBuilder, unit: int) -> None:
     """Take a unit's gradients, complete over the micro-batches, to the host."""
     nbytes, (slot, free) = builder.weight_bytes(unit), slots.host_gradients(builder, unit)
+    if builder.later(unit):  # they are read until then
+        free = [*free, act(Kind.MOMENTS, unit, step=-1)]
     takes = [builder.buffer(name.host_gradients(unit), HOST_TIER, nbytes, slot=slot)]
     after, uses, frees = [act(B, unit, builder.last_micro), *free], [], []
     (uses if unit in builder.hosted else frees).append(name.gradients(unit))

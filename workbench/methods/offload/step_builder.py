@@ -123,6 +123,10 @@ class LayerStepBuilder(ScheduleBuilder):
         """Whether a unit's update awaits a verdict."""
         return self.placement.clipped and unit in self.placement.eager
 
+    def later(self, unit: int) -> bool:
+        """Whether a unit's moments are updated after its weights."""
+        return unit in self.placement.moments_later
+
     def keeps(self, unit: int) -> bool:
         """Whether the forward pass of a unit leaves what its backward pass needs."""
         return unit == self.head or unit in self.placement.kept

@@ -12,6 +12,12 @@ clipped, else it is taken back and done again in one pass. The engine stops spec
 the norm of the gradients it has seen exceeds the limit, which bounds both the wasted work and the
 rounding error of taking back (runtime/updates/optimizer.py).
 
+A clipped step leaves the host idle in the backward pass, and the next forward pass waits for all
+updates. There **moments follow weights** (`later_units`): once the norm is known, an update
+computes the new moments but writes weights alone, in 18 of the 26 bytes of memory traffic that the
+whole update of a bf16 parameter takes. Beside the next backward pass the moments are computed once
+more, and written, before the unit's next gradients arrive. No bit of the result differs.
+
 Units whose states are on the device wait for the norm: there an update takes a hundredth of the
 time. States may also live on the host and visit the device through a ring of slots, which lends the
 host's work to the link. Such a visit may be eager too. Then the schedule has two of them, one for
@@ -56,6 +62,8 @@ def finish(builder: LayerStepBuilder) -> None:
             _settle(builder, unit)
         elif not builder.eager(unit):
             update(builder, unit)
+    for unit in sorted(builder.placement.moments_later, reverse=True):
+        _moments(builder, unit)
 
 
 def final(builder: LayerStepBuilder, unit: int, step: int = 0) -> str:
@@ -71,12 +79,8 @@ def eager_units(profile: Profile, streamed: list[int], recomputed: set[int]) -> 
     the order of the next forward pass.
     """
     units, rate = profile.units, profile.hardware.host_adam_params_per_s
-    arrival, now = {}, units[-1].backward_s
-    for unit in reversed(range(len(units) - 1)):
-        cost = units[unit]
-        now += cost.backward_s + cost.gradient_s + (cost.recompute_s if unit in recomputed else 0.0)
-        arrival[unit] = now
-    end, free, eager, waiting = now, 0.0, set(), sorted(streamed, reverse=True)
+    arrival = _arrivals(profile, recomputed)
+    end, free, eager, waiting = arrival[0], 0.0, set(), sorted(streamed, reverse=True)
     while waiting and free < end:
         here = [unit for unit in waiting if arrival[unit] <= free]
         if not here:
@@ -86,6 +90,36 @@ def eager_units(profile: Profile, streamed: list[int], recomputed: set[int]) -> 
         waiting.remove(min(here))
         free += units[min(here)].parameters / rate
     return frozenset(eager)
+
+
+def later_units(
+    profile: Profile, streamed: list[int], recomputed: set[int], workers: int
+) -> frozenset[int]:
+    """The streamed units whose moments can follow their weights: as many of the first ones as are
+    done, from the last of them on, before their gradients arrive in the backward pass beside."""
+    arrival, rate = _arrivals(profile, recomputed), profile.hardware.host_adam_params_per_s
+    seconds = [unit.parameters * profile.apart / rate / workers for unit in profile.units]
+    for count in range(len(streamed), 0, -1):
+        first, ends = sorted(streamed)[:count], 0.0
+        for unit in reversed(first):
+            ends += seconds[unit]
+            if ends > arrival[unit]:
+                break
+        else:
+            return frozenset(first)
+    return frozenset()
+
+
+def _arrivals(profile: Profile, recomputed: set[int]) -> dict[int, float]:
+    """Seconds from the beginning of the backward pass until the gradients of each unit are
+    there."""
+    units, arrival = profile.units, {}
+    now = units[-1].backward_s
+    for unit in reversed(range(len(units) - 1)):
+        cost = units[unit]
+        now += cost.backward_s + cost.gradient_s + (cost.recompute_s if unit in recomputed else 0.0)
+        arrival[unit] = now
+    return arrival
 
 
 def update(builder: LayerStepBuilder, unit: int) -> None:
@@ -109,7 +143,8 @@ def update(builder: LayerStepBuilder, unit: int) -> None:
 def _on_host(builder: LayerStepBuilder, unit: int, after: list[str]) -> None:
     """Update a unit on the host. Gradients of a guess stay until its verdict."""
     uses, frees = [name.host_weights(unit), name.host_states(unit)], []
-    (uses if builder.settled(unit) else frees).append(name.host_gradients(unit))
+    stay = builder.settled(unit) or builder.later(unit)
+    (uses if stay else frees).append(name.host_gradients(unit))
     on_disk, nbytes = unit in builder.placement.on_disk, builder.state_bytes(unit)
     if on_disk:
         _read(builder, unit)
@@ -126,8 +161,16 @@ def _settle(builder: LayerStepBuilder, unit: int) -> None:
         _visit(builder, unit, Kind.SETTLE, [act(Kind.UPDATE, unit)], VERDICT)
         return
     after = [act(Kind.NORM, 0), act(Kind.UPDATE, unit)]
-    uses, frees = [name.host_weights(unit), name.host_states(unit)], [name.host_gradients(unit)]
+    uses, frees = [name.host_weights(unit), name.host_states(unit)], []
+    (uses if builder.later(unit) else frees).append(name.host_gradients(unit))
     builder.add(Kind.SETTLE, unit, _lane(builder, unit), after=after, uses=uses, frees=frees)
+
+
+def _moments(builder: LayerStepBuilder, unit: int) -> None:
+    """Add the update of moments that follows that of the weights."""
+    after, uses = [final(builder, unit)], [name.host_states(unit)]
+    frees = [name.host_gradients(unit)]
+    builder.add(Kind.MOMENTS, unit, _lane(builder, unit), after=after, uses=uses, frees=frees)
 
 
 def _visit(builder: LayerStepBuilder, unit: int, kind: Kind, after: list[str], turn: int) -> None:

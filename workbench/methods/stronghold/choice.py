@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from workbench.core.spec import RunSpec
 from workbench.methods.offload.placement import Placement
-from workbench.methods.offload.updates import eager_units
+from workbench.methods.offload.updates import eager_units, later_units
 from workbench.profile.cuda_graphs import replays
 from workbench.profile.profile import Profile
 
@@ -30,6 +30,9 @@ class Choice:
     """Updates of streamed layers that run during the backward pass: ``some`` (as many as the host
     manages), ``all`` (their gradients need little host memory then) or ``none``; so with layers
     that are pulled, too, where gradients are clipped."""
+    moments_later: bool = False
+    """As many of the streamed layers as the backward pass has time for have their weights updated
+    first, and their moments beside that pass."""
 
 
 def placement_of(spec: RunSpec, profile: Profile, choice: Choice) -> Placement:
@@ -40,18 +43,22 @@ def placement_of(spec: RunSpec, profile: Profile, choice: Choice) -> Placement:
     if choice.kept == layers:
         kept |= {0}
     on_disk = frozenset(streamed[max(0, len(streamed) - choice.on_disk) :])
+    on_host = [unit for unit in streamed if unit not in on_disk]
+    recomputed = set(range(layers + 1)) - kept
     eager: Iterable[int] = ()
     if choice.eager == "all":
         eager = streamed
     elif choice.eager == "some":
-        may = [unit for unit in streamed if unit not in on_disk]
-        eager = eager_units(profile, may, set(range(layers + 1)) - kept)
+        eager = eager_units(profile, on_host, recomputed)
         if spec.clip is None:
             eager |= on_disk
     pulled, replay = frozenset(range(choice.resident + 1, stay + 1)), replays(spec, profile)
     whole = choice.resident == choice.kept == layers and not choice.hosted
     if spec.clip is not None and choice.eager != "none":
         eager = {*eager, *pulled}
+    later: frozenset[int] = frozenset()
+    if choice.moments_later:
+        later = later_units(profile, on_host, recomputed, spec.options.host_workers)
     return Placement(
         method=f"stronghold w{choice.window} r{choice.resident}"
         + (f" p{choice.pulled}" if choice.pulled else "")
@@ -65,6 +72,7 @@ def placement_of(spec: RunSpec, profile: Profile, choice: Choice) -> Placement:
         stash=choice.stash,
         clipped=spec.clip is not None,
         eager=frozenset(eager),
+        moments_later=later,
         on_disk=on_disk,
         host_gradient_slots=spec.options.host_workers + 1 if choice.eager == "all" else None,
         host_workers=spec.options.host_workers,

@@ -128,4 +128,5 @@ def _anywhere(choice: Choice) -> Choice:
     """The choice without its settings that make no difference to the device: which layers are
     updated on the host, when, and from where. States that visit come once more where their updates
     do not wait."""
-    return replace(choice, on_disk=0, eager="none" if choice.eager == "none" else "some")
+    eager = "none" if choice.eager == "none" else "some"
+    return replace(choice, on_disk=0, eager=eager, moments_later=False)

@@ -55,6 +55,8 @@ class Loads:
         self._in, self._out = 1 / hardware.h2d_bytes_per_s, 1 / hardware.d2h_bytes_per_s
         self._transfer = self._overhead + hardware.link_latency_s
         self._on_host = self._block.parameters / hardware.host_adam_params_per_s + self._overhead
+        self._apart = profile.apart * (self._on_host - self._overhead) + self._overhead
+        """Of a layer's weights alone, or of its moments alone."""
         self._on_device = 1 / hardware.device_adam_params_per_s
         self._disk = max(
             (1 / rate for rate in (hardware.disk_read_bytes_per_s, hardware.disk_write_bytes_per_s)
@@ -147,7 +149,15 @@ class Loads:
         stands = max(stands, seconds, disk) + ends
         if spec.clip is None:
             return stands, None
-        back = self._together(backward, 0.0, ahead * load + recomputed * fetch, streamed * leave)
+        later = min(streamed, int(backward / (self._apart / self._workers)))
+        later *= choice.moments_later
+        back = self._together(
+            backward,
+            later * self._apart / self._workers,
+            ahead * load + recomputed * fetch,
+            streamed * leave,
+        )
+        host -= later * (self._on_host - self._apart) / self._workers
         come = visits if choice.eager == "none" else pulled
         rest = self._together(
             forward + update,

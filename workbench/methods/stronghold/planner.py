@@ -25,7 +25,8 @@ What is chosen:
 * whether the inputs of the other layers wait for the backward pass on the host.
 * ``on disk``: where the host has no room, the last layers' states live on the disk, as few as
   possible.
-* which host updates are eager (methods/offload/updates.py).
+* which host updates are eager, and which update weights first and moments later
+  (methods/offload/updates.py).
 
 Where passes are recorded, and all layers are resident and kept, each micro-batch passes all of them
 in both directions before the next one comes: what recordings keep then has one place.
@@ -205,6 +206,7 @@ def _settings(placement: Placement, choice: Choice) -> dict[str, int | float | s
         "stashed_inputs": choice.stash,
         "ends_on_host": choice.hosted,
         "eager_updates": len(placement.eager),
+        "moments_later": len(placement.moments_later),
         "disk_layers": len(placement.on_disk),
         "host_workers": placement.host_workers,
         "replayed": placement.replay,

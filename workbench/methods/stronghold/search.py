@@ -53,6 +53,8 @@ STRIDES = (1, 2, 4)
 """Strides of the finer grids around the best choice."""
 NEAR = 16
 """A simulation is a witness for choices that differ from it by about one layer in so many."""
+UNLIKE = ("stash", "eager", "moments_later")
+"""Settings of which each makes choices about as different as that."""
 DOUBT = 0.3
 """Weight of arithmetic against a simulation of just that choice."""
 WORTH, LONG_WORTH = 1.03, 1.05
@@ -102,7 +104,7 @@ class Estimate:
         """A simulation, of a model of so many layers, was slower than the arithmetic."""
         here = self.choice
         apart = abs(here.pulled - simulated.pulled) + abs(here.kept - simulated.kept)
-        unlike = (here.stash != simulated.stash) + (here.eager != simulated.eager)
+        unlike = sum(getattr(here, kind) != getattr(simulated, kind) for kind in UNLIKE)
         weight = exp(-NEAR * apart / layers - unlike)
         self.slower += weight * slower
         self.weight += weight
@@ -165,6 +167,8 @@ class Search:
             return
         with suppress(Enough):
             self._limit = self.few - WINDOW_TRIALS
+            for later in self.space.later:
+                self._simulate(replace(self._best.choice, moments_later=later))
             self._improve(WORTH)
         with suppress(Enough):
             self._limit = self.few
@@ -227,11 +231,12 @@ class Search:
     def _close_by(self, best: Choice) -> None:
         """Estimate, to the layer, choices near the best: the room that pulled and kept layers leave
         is given to resident ones, and that of resident and pulled ones to kept ones; with stashed
-        inputs or without, and with updates that wait for the norm or do not."""
+        inputs or without, with updates that wait for the norm or do not, and with moments that
+        follow weights or do not."""
         space, on_disk = self.space, self.space.start().on_disk
         strides = [1 << power for power in range(self.layers.bit_length())]
-        for eager, stash in product(space.eager, space.stashes):
-            like = replace(best, stash=stash, eager=eager, on_disk=on_disk)
+        for eager, stash, later in product(space.eager, space.stashes, space.later):
+            like = replace(best, stash=stash, eager=eager, moments_later=later, on_disk=on_disk)
             found = [*map(space.with_residents, space.moved(like, ("pulled", "kept"), strides))]
             for there in space.moved(like, ("resident", "pulled"), strides):
                 if space.axes["kept"] and there.resident <= space.most_resident(there):

@@ -51,6 +51,9 @@ class SearchSpace:
         """Kinds of layers -> whether the planner may choose their number."""
         self.stashes = {"auto": (False, True), "host": (True,)}.get(spec.activations, (False,))
         may_wait = spec.clip is not None and asked.clipping == "auto"
+        clips = spec.clip is not None and asked.clipping != "speculate"
+        self.later = (False, True) if clips else (False,)
+        """Whether moments may follow weights: where a step that is clipped matters."""
         self.hosted = False
         """Whether the host updates the embedding and the head."""
         self.eager = ("none", "some") if may_wait else (self.start().eager,)

@@ -53,7 +53,7 @@ from workbench.runtime.executor.timings import Timings, now
 from workbench.schedule.action import COMPUTE, Action, Kind
 from workbench.schedule.schedule import Schedule
 
-CHANGES = (Kind.NORM, Kind.UPDATE, Kind.SETTLE)
+CHANGES = (Kind.NORM, Kind.UPDATE, Kind.SETTLE, Kind.MOMENTS)
 """Actions of which the first one changes weights, moments or their count."""
 
 Work = Callable[[Action, int], None]

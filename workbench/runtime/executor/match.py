@@ -25,7 +25,7 @@ from workbench.schedule.schedule import Schedule
 _BY_RANKS = {*SENDS, *RECEIVES, Kind.REDUCE, Kind.SUM_OUT, Kind.SUM_IN}
 _HALVES = {Kind.INPUT_GRAD, Kind.WEIGHT_GRAD}
 ON_ONE_DEVICE = {*Kind} - {Kind.EVICT} - _HALVES - _BY_RANKS
-ON_RANKS = {*Kind} - {Kind.EVICT, Kind.PULL, Kind.PUSH, Kind.READ, Kind.SPILL}
+ON_RANKS = {*Kind} - {Kind.EVICT, Kind.PULL, Kind.PUSH, Kind.READ, Kind.SPILL, Kind.MOMENTS}
 """Kinds that the engines perform (engine.py, pack_engine.py)."""
 
 

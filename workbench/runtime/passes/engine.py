@@ -74,6 +74,7 @@ class Engine:
             self._flats,
             deferred=any(a.kind is Kind.NORM for a in schedule.actions),
             settled={a.unit for a in schedule.actions if a.kind is Kind.SETTLE},
+            later={a.unit for a in schedule.actions if a.kind is Kind.MOMENTS},
             device_threads=threads.compute,
             host_threads=max(1, threads.host // workers),
         )
@@ -88,6 +89,9 @@ class Engine:
             Kind.NORM: lambda action, step: self.optimizer.norm(self._steps[step]),
             Kind.UPDATE: self._update,
             Kind.SETTLE: self._settle,
+            Kind.MOMENTS: lambda action, step: self.optimizer.moments(
+                action.unit, self._steps[step]
+            ),
             Kind.PULL: self._pull,
             Kind.PUSH: self._push,
             Kind.READ: self._read,

@@ -27,7 +27,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from itertools import pairwise
-from typing import Self
+from typing import Literal, Self, get_args
 
 import torch
 from torch import Tensor
@@ -37,6 +37,9 @@ from workbench.runtime.updates.split import join, split
 
 # Elements that plain operations take at a time: they need several temporaries of 8 bytes each.
 PIECE = 1 << 19
+Part = Literal["all", "weights", "moments"]
+PARTS = get_args(Part)
+"""What a pass of an update writes, in the kernel's numbers."""
 States = tuple[Tensor, Tensor, Tensor]
 """fp32 master weights, and both moments."""
 
@@ -178,6 +181,7 @@ def plain_update(
     fused: bool,
     rest: Tensor | None = None,
     undo: AdamStep | None = None,
+    part: Part = "all",
 ) -> None:
     """The update by torch's operations, on any device, at most ``chunk`` elements at a time.
 
@@ -191,13 +195,13 @@ def plain_update(
     is None, no more is done.
     """
     apply = _apply_fused if fused else _apply
-    for states, part, decays in _chunks(
-        weights, exp_avg, exp_avg_sq, grad, rest, decay_split, chunk
+    for states, gradient, decays in _chunks(
+        weights, exp_avg, exp_avg_sq, grad, rest, decay_split, chunk, part
     ):
         if undo is not None:
-            _revert(states, part, undo, decays)
+            _revert(states, gradient, undo, decays)
         if hyper is not None:
-            apply(states, part, hyper, decays)
+            apply(states, gradient, hyper, decays)
 
 
 def _chunks(
@@ -208,15 +212,22 @@ def _chunks(
     rest: Tensor | None,
     decay_split: int,
     chunk: int,
+    part: Part,
 ) -> Iterator[tuple[States, Tensor, bool]]:
-    """(states, grad, decays) of each chunk, to be updated in place."""
+    """(states, grad, decays) of each chunk, to be updated in place; copies of states that are not
+    of the `part`."""
     weights, exp_avg, exp_avg_sq, grad = (t.view(-1) for t in (weights, exp_avg, exp_avg_sq, grad))
     numel = weights.numel()
     for begin, end in pairwise(sorted({*range(0, numel, chunk), decay_split, numel, 0})):
         at = slice(begin, end)
         master = weights[at] if rest is None else join(weights[at], rest.view(-1)[at])
-        yield (master, exp_avg[at], exp_avg_sq[at]), grad[at], begin < decay_split
-        if rest is not None:
+        if part == "moments":
+            master = master.clone()
+        moments = exp_avg[at], exp_avg_sq[at]
+        if part == "weights":
+            moments = exp_avg[at].clone(), exp_avg_sq[at].clone()
+        yield (master, *moments), grad[at], begin < decay_split
+        if rest is not None and part != "moments":
             split(master, weights[at], rest.view(-1)[at])
 
 

@@ -11,6 +11,10 @@
 // what is missing as a signed 16-bit integer. So the sum of both, as integers, is exactly the
 // master. (Ties to even cannot be told apart from 16 bits of remainder: -2^15 and 2^15 both occur.)
 //
+// Parts. An update may be made in two passes: weights first, which later passes over the model wait
+// for, and the moments when the host has time. Each reads 14 or 10 bytes of a bf16 model and writes
+// 4 or 8. Both compute the new moments, to the same bits, and the second one needs no weights.
+//
 // Arithmetic. Every operation of an update is the one torch's AdamW performs, in the same order and
 // precision: it adds to each moment with a fused multiply-add and rounds each other step by itself.
 // The build therefore forbids the compiler to contract on its own (-ffp-contract=off), and the two
@@ -82,11 +86,14 @@ struct Call {
     std::int32_t grad_bf16;
     std::int32_t reverts;     // take `undo` back first
     std::int32_t applies;     // then apply `hyper`
+    std::int32_t part;        // of an update that takes nothing back: 0 all, 1 weights, 2 moments
     Scalars hyper;
     Scalars undo;
 };
 
 namespace {
+
+enum Part { all, weights, moments };
 
 using BFloat16 = std::uint16_t;
 
@@ -180,14 +187,16 @@ inline State revert(State now, float grad, const Undo& s) {
 }
 
 // `count` elements; a constant count becomes straight vector code without a remainder.
-template <bool split, bool reverts, bool applies, class Grad>
+template <bool split, bool reverts, bool applies, Part part, class Grad>
 inline void update_some(
     float* __restrict__ whole, BFloat16* __restrict__ upper, std::int16_t* __restrict__ rest,
     float* __restrict__ exp_avg, float* __restrict__ exp_avg_sq, const Grad* __restrict__ grad,
     std::int64_t count, Scalars hyper, Undo undo) {
     for (std::int64_t i = 0; i < count; ++i) {
         State state{0.0f, exp_avg[i], exp_avg_sq[i]};
-        if constexpr (split) {
+        if constexpr (part == moments) {
+            // nothing is computed from weights, nor written there
+        } else if constexpr (split) {
             const std::int32_t low = rest[i];
             const std::uint32_t high = static_cast<std::uint32_t>(upper[i]) << 16;
             state.p = from_bits(high + static_cast<std::uint32_t>(low));
@@ -197,9 +206,12 @@ inline void update_some(
         const float g = widen(grad[i]);
         if constexpr (reverts) state = revert(state, g, undo);
         if constexpr (applies) state = apply(state, g, hyper);
-        exp_avg[i] = state.m;
-        exp_avg_sq[i] = state.v;
-        if constexpr (split) {
+        if constexpr (part != weights) {
+            exp_avg[i] = state.m;
+            exp_avg_sq[i] = state.v;
+        }
+        if constexpr (part == moments) {
+        } else if constexpr (split) {
             const std::uint32_t bits = to_bits(state.p);
             upper[i] = static_cast<BFloat16>((bits + 0x8000u) >> 16);
             rest[i] = static_cast<std::int16_t>(bits);
@@ -216,7 +228,7 @@ inline void prefetch(const void* from, std::size_t bytes) {
 #endif
 }
 
-template <class Grad, bool split, bool reverts, bool applies>
+template <class Grad, bool split, bool reverts, bool applies, Part part>
 void update_range(const Call& call, std::int64_t begin, std::int64_t end, bool decays) {
     float* whole = static_cast<float*>(call.weights);
     BFloat16* upper = static_cast<BFloat16*>(call.weights);
@@ -225,7 +237,7 @@ void update_range(const Call& call, std::int64_t begin, std::int64_t end, bool d
     if (!decays) hyper.decay = applied.decay = 1.0f;
     const Undo undo(applied);
     const auto some = [&](std::int64_t i, std::int64_t count) {
-        update_some<split, reverts, applies>(
+        update_some<split, reverts, applies, part>(
             whole + i, upper + i, call.rest + i, call.exp_avg + i, call.exp_avg_sq + i, grad + i,
             count, hyper, undo);
     };
@@ -239,7 +251,8 @@ void update_range(const Call& call, std::int64_t begin, std::int64_t end, bool d
             prefetch(call.exp_avg + ahead, 4 * tile);
             prefetch(call.exp_avg_sq + ahead, 4 * tile);
             prefetch(grad + ahead, sizeof(Grad) * tile);
-            if constexpr (split) {
+            if constexpr (part == moments) {
+            } else if constexpr (split) {
                 prefetch(upper + ahead, 2 * tile);
                 prefetch(call.rest + ahead, 2 * tile);
             } else {
@@ -277,7 +290,7 @@ void run_in_threads(std::int64_t threads, int niceness, const Work& work) {
     for (auto& thread : started) thread.join();
 }
 
-template <class Grad, bool split, bool reverts, bool applies>
+template <class Grad, bool split, bool reverts, bool applies, Part part = all>
 void update_all(const Call& call) {
     // Threads take the next block when they are done with one, so one that starts late or shares
     // its core does less, instead of all others waiting for it. Blocks shrink towards the end,
@@ -295,8 +308,8 @@ void update_all(const Call& call) {
             if (!next.compare_exchange_weak(begin, end, std::memory_order_relaxed)) continue;
             const std::int64_t stop = std::min(end, call.numel);
             const std::int64_t border = std::clamp(call.decay_split, begin, stop);
-            update_range<Grad, split, reverts, applies>(call, begin, border, true);
-            update_range<Grad, split, reverts, applies>(call, border, stop, false);
+            update_range<Grad, split, reverts, applies, part>(call, begin, border, true);
+            update_range<Grad, split, reverts, applies, part>(call, border, stop, false);
             begin = end; // a guess: others have gone on, and the exchange says how far
         }
     });
@@ -304,6 +317,8 @@ void update_all(const Call& call) {
 
 template <class Grad, bool split>
 void dispatch_work(const Call& call) {
+    if (call.part == moments) return update_all<Grad, false, false, true, moments>(call);
+    if (call.part == weights) return update_all<Grad, split, false, true, weights>(call);
     if (!call.reverts) return update_all<Grad, split, false, true>(call);
     call.applies ? update_all<Grad, split, true, true>(call)
                  : update_all<Grad, split, true, false>(call);

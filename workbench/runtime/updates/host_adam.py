@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from workbench.core import native
-from workbench.runtime.updates.adam_step import AdamStep, check_slabs, plain_update
+from workbench.runtime.updates.adam_step import PARTS, AdamStep, Part, check_slabs, plain_update
 
 __all__ = ["AdamStep", "Call", "backend", "build", "load", "update"]
 
@@ -48,7 +48,7 @@ SCALARS = (
 )
 POINTERS = ("weights", "rest", "exp_avg", "exp_avg_sq", "grad")
 COUNTS = ("numel", "decay_split", "threads")
-FLAGS = ("niceness", "grad_bf16", "reverts", "applies")
+FLAGS = ("niceness", "grad_bf16", "reverts", "applies", "part")
 
 
 class Scalars(ctypes.Structure):
@@ -82,6 +82,7 @@ class Call(ctypes.Structure):
         undo: AdamStep | None,
         threads: int,
         niceness: int = 0,
+        part: Part = "all",
     ) -> "Call":
         """Take ``undo`` back, then apply ``hyper``; slabs are those of ``update``, checked."""
         return cls(
@@ -97,6 +98,7 @@ class Call(ctypes.Structure):
             grad_bf16=grad.dtype == torch.bfloat16,
             reverts=undo is not None,
             applies=hyper is not None,
+            part=PARTS.index(part),
             hyper=Scalars() if hyper is None else Scalars(**hyper.scalars()),
             undo=Scalars() if undo is None else Scalars(**undo.scalars()),
         )
@@ -114,6 +116,7 @@ def update(
     undo: AdamStep | None = None,
     threads: int = 1,
     niceness: int = 0,
+    part: Part = "all",
 ) -> None:
     """Update master weights and both moments (fp32) in place from ``grad`` (fp32 or bf16).
 
@@ -132,6 +135,9 @@ def update(
     values return to within about 2 ulp of the larger of old and new one; ``adam_step`` says how and
     what cannot return.
 
+    ``part`` is for an update in two passes, with nothing in between: ``weights`` leaves the moments
+    as they were, and ``moments`` then leaves the weights. Both together give the bits of one pass.
+
     Where there is no compiler, torch's fused path is taken and ignores ``threads``. Raises
     ValueError for tensors an update cannot take, and for an ``undo`` that emptied the weights.
     """
@@ -139,7 +145,9 @@ def update(
     check_slabs(*slabs, rest, decay_split, torch.device("cpu"), undo)
     if threads < 1:
         raise ValueError(f"threads is {threads}; at least 1 is needed")
-    where = {"decay_split": decay_split, "rest": rest, "undo": undo}
+    if part != "all" and undo is not None:
+        raise ValueError(f"part is {part!r}; an update is taken back in one pass: 'all' is needed")
+    where = {"decay_split": decay_split, "rest": rest, "undo": undo, "part": part}
     if (kernel := _kernel()) is not None:
         kernel(Call.of(*slabs, hyper, **where, threads=threads, niceness=niceness))
         return

@@ -28,7 +28,7 @@ from workbench.runtime.memory.storage import Flat
 from workbench.runtime.passes.bundle import Bundle
 from workbench.runtime.passes.pinned_scalars import PinnedScalars
 from workbench.runtime.updates import device_adam, host_adam
-from workbench.runtime.updates.adam_step import AdamStep, Diverged, clip_coefficient
+from workbench.runtime.updates.adam_step import AdamStep, Diverged, Part, clip_coefficient
 from workbench.runtime.updates.guesses import Settled, apply
 from workbench.schedule.action import GUESS, VERDICT, Kind
 
@@ -62,6 +62,8 @@ class StepState:
     """Scalars of the updates that are made before the norm is known."""
     guessed: set[int] = field(default_factory=set)
     """Units that were."""
+    ahead: set[int] = field(default_factory=set)
+    """Units whose weights are updated, and whose moments are not yet."""
     calm: bool = False
     """Whether updates may be made before the norm is known."""
     held: bool = False
@@ -89,6 +91,7 @@ class Optimizer:
         *,
         deferred: bool,
         settled: set[int],
+        later: set[int],
         device_threads: int,
         host_threads: int,
     ) -> None:
@@ -96,6 +99,8 @@ class Optimizer:
         self._deferred = deferred
         self.awaiting = frozenset(settled)
         """Units whose updates may be guesses that await a verdict."""
+        self._later = later
+        """Units whose moments are updated after their weights."""
         self._device_threads, self._host_threads = device_threads, host_threads
         self.done = 0
         """Optimizer steps applied so far; skipped steps do not count."""
@@ -224,13 +229,31 @@ class Optimizer:
         """Update a unit on the host, for good or as a guess."""
         if unit not in self.awaiting:
             if not state.skipped:
-                self._host(unit, state.hyper)
+                self._host_for_good(unit, state)
         elif self._guesses(unit, state):
             self._host(unit, state.guess)
 
     def settle(self, unit: int, state: StepState) -> None:
         """Make such an update what it must be, now that the norm is known."""
-        self._host(unit, *self._verdict(unit, state))
+        hyper, undo = self._verdict(unit, state)
+        if hyper is None or undo is not None:
+            self._host(unit, hyper, undo)
+        else:
+            self._host_for_good(unit, state)
+
+    def moments(self, unit: int, state: StepState) -> None:
+        """Update a unit's moments on the host, if its weights were updated alone."""
+        if unit in state.ahead:
+            self._host(unit, state.hyper, part="moments")
+            state.ahead.remove(unit)
+
+    def _host_for_good(self, unit: int, state: StepState) -> None:
+        """Update a unit, or its weights alone where moments come later."""
+        if unit not in self._later:
+            self._host(unit, state.hyper)
+            return
+        self._host(unit, state.hyper, part="weights")
+        state.ahead.add(unit)
 
     def _guesses(self, unit: int, state: StepState) -> bool:
         """Whether a unit is updated before the norm is known: in calm weather, since steps that are
@@ -252,8 +275,14 @@ class Optimizer:
     def _untouched(self, unit: int, state: StepState) -> bool:
         return state.skipped and unit not in state.guessed
 
-    def _host(self, unit: int, hyper: AdamStep | None, undo: AdamStep | None = None) -> None:
-        apply(host_adam, self._slabs(unit), hyper, undo, **self._settings(unit))
+    def _host(
+        self,
+        unit: int,
+        hyper: AdamStep | None,
+        undo: AdamStep | None = None,
+        part: Part = "all",
+    ) -> None:
+        apply(host_adam, self._slabs(unit), hyper, undo, part=part, **self._settings(unit))
 
     def _slabs(self, unit: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         states = self._memory.states(unit)

@@ -75,6 +75,7 @@ PHRASES = {
     Kind.NORM: "global gradient norm",
     Kind.UPDATE: "update of {unit}",
     Kind.SETTLE: "update of {unit} kept, or redone clipped, once the norm is known",
+    Kind.MOMENTS: "moments of {unit}, whose weights are updated already",
     Kind.SEND: "message of {unit} sent",
     Kind.RECV: "message of {unit} received",
     Kind.SEND_GRAD: "input gradient of {unit} sent",
