@@ -21,6 +21,13 @@ def uncollected() -> Iterator[None]:
             gc.enable()
 
 
+def free_unreachable(device: str) -> None:
+    """Before the memory of a GPU is laid out, free tensors that nobody reaches any more: whatever
+    compared and measured layers has left modules that refer to themselves."""
+    if device == "cuda":
+        gc.collect()
+
+
 def keep_what_is_there(*, collect: bool = True) -> None:
     """Let the garbage collector look no more at what exists: models, schedules and what compilers
     left are a million objects, through which it goes for a quarter of a second and more, while no

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from torch.distributed import ProcessGroup
 
+from workbench.core.garbage import free_unreachable
 from workbench.core.spec import RunSpec
 from workbench.model.base import LayeredModel
 from workbench.model.text import Batches
@@ -68,6 +69,7 @@ class Rank:
         begins, and no earlier, and a lane that waits for a peer that is gone is left behind."""
         self.board, self._folder, rank = board, folder, board.position
         schedule = schedule.of_replica(board.replica, spec.batch)
+        free_unreachable(device.type)
         self.meter = device_meter(device, spec.device_memory)
         if device.type == "cuda":
             self.board.pin()

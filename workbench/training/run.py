@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 
+from workbench.core.garbage import free_unreachable
 from workbench.core.record import Outcome
 from workbench.core.reporter import DATA, Reporter, Untold
 from workbench.core.sealed import write_sealed
@@ -119,6 +120,7 @@ class Training:
         self.flats = [Flat.of(self.model, unit) for unit in range(self.model.num_units)]
         check_match(plan.schedule, self.flats, DTYPES[spec.dtype], spec)
         self.batches = given[1] if given else load_batches(spec, self.model, folder / "cache")
+        free_unreachable(self.device.type)
         self.meter = device_meter(self.device, spec.device_memory)
         self.memory = Memory(
             plan.schedule,
