@@ -20,6 +20,7 @@ from math import inf
 from typing import NamedTuple, Protocol, TypeVar
 
 from workbench.core.spec import AUTO, MOST_PASSES, RunSpec
+from workbench.profile.profile import Profile
 from workbench.schedule.plan import Plan
 from workbench.schedule.schedule import DEVICE, HOST_TIER
 
@@ -52,6 +53,8 @@ class Tried(NamedTuple):
     spec: RunSpec
     plan: Plan
     spares: bool
+    profile: Profile
+    """Costs by which it is planned."""
 
 
 T = TypeVar("T", bound=Planned)
