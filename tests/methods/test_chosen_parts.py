@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+from types import SimpleNamespace
 
 import pytest
 
@@ -20,6 +21,11 @@ from workbench.runs.jobfile import JobFile
 from workbench.runs.store import Store
 
 WIDE = ModelSpec(**{**MODEL.to_dict(), "seq": 64, "dropout": 0.0})
+
+JOB = JobFile(
+    key="run", module="workbench.methods.stronghold", started="2026-01-01T00:00:00+00:00", mark="",
+    timeout_s=None, resume=True, provenance={},
+)  # fmt: skip
 
 
 def asked(method: str, results, **changes) -> dict:
@@ -80,15 +86,28 @@ def test_what_does_not_fit_whole_is_divided_planned_trained_and_resumed(
     assert "cached from" in capsys.readouterr().err
 
 
+def test_a_size_that_cannot_win_is_not_measured(tmp_path, measured) -> None:
+    """L2L has one layout whatever the budget, here one that leaves little free."""
+    results = tmp_path / "results"
+    shutil.copytree(measured, results / "profiles")
+    tight = whole(api.plan(**asked("l2l", results, device_memory="1KiB", microbatches=1)))
+    spec = spec_for(method="l2l", model=WIDE, batch=8, device_memory=tight * 6 // 5)
+    spec = spec.with_(microbatches="auto")
+    told = []
+    report = SimpleNamespace(
+        phase=lambda text: None, event=lambda kind, **values: told.append(values["text"])
+    )
+    folder = Store(results).prepare("run")
+    assert with_parts(spec, folder, JOB, report).microbatches == 1
+    sizes = [line.split()[-1] for line in told if line.startswith("measuring the layers")]
+    assert sizes == ["8"]
+
+
 def test_a_resumed_run_keeps_the_number_of_the_attempt_before(tmp_path) -> None:
     spec = spec_for(batch=8).with_(microbatches="auto")
     folder = Store(tmp_path).prepare("run")
-    job = JobFile(
-        key="run", module="workbench.methods.stronghold", started="2026-01-01T00:00:00+00:00",
-        mark="", timeout_s=None, resume=True, provenance={},
-    )  # fmt: skip
     EventLog(folder / "events.jsonl").write(KIND, microbatches=8, text="")
     told = []
     report = type("Report", (), {"event": lambda self, kind, **values: told.append(values)})()
-    assert with_parts(spec, folder, job, report).microbatches == 8
+    assert with_parts(spec, folder, JOB, report).microbatches == 8
     assert [one["text"] for one in told] == ["in 8 micro-batches of 1, chosen"]

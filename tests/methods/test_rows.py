@@ -30,6 +30,8 @@ from workbench.model import make_model
 from workbench.model.hf_config import read_config, spec_from_config
 from workbench.model.text import IGNORED
 from workbench.model.whole import make_whole
+from workbench.profile.alone import Setting
+from workbench.profile.measure import unit_costs
 from workbench.runtime.passes import recorded_blocks
 from workbench.training import evaluation
 from workbench.training.run import load_batches
@@ -143,6 +145,16 @@ def test_documents_are_compiled_once_for_all_batches(spec_for, tmp_path, counter
     training, weights = run(stronghold, spec, tmp_path)
     assert_as_torch(spec, training.history.losses, weights)
     assert counter.frame_count == 2 * 2 * len(kinds)  # with autograd, and without
+
+
+def test_a_profile_compiles_documents_once_for_all_its_blocks(spec_for, counter) -> None:
+    spec = spec_for("llama")
+    hardware = replace(plain.made_up_profile(spec).hardware, matmul_flops_per_s=1e12)
+    size = 2, spec.model.seq
+    setting = Setting.of_tokens(make_model(spec.model), size, dtype="fp32", device="cpu")
+    for _ in range(2):  # as a profile of passes is followed by that of other ways to run them
+        unit_costs(replace(setting, compiled=True), hardware, seconds=0.0)
+    assert counter.frame_count == 2  # with autograd, and without
 
 
 STAY = {"window": 3, "resident": 3, "pulled": 0, "activations": "keep"}

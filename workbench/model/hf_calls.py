@@ -100,6 +100,8 @@ class Calls:
         self._asked: tuple | None = None
         self._positions: Tensor | None = None
         self._calls: list[Call] = []
+        self._followed: dict[tuple, Callable[[Tensor], Call]] = {}
+        """Functions of positions by the shape, type and device of hidden states, and the layer."""
 
     def of(self, x: Tensor, positions: Tensor | None) -> list[Call]:
         """Arguments that the decoder passes each layer beside x [B, S, H], at positions [B, S]."""
@@ -131,8 +133,15 @@ class Calls:
 
     def following(self, x: Tensor, layer: int) -> Callable[[Tensor], Call]:
         """Function of positions [B, S] that gives the arguments of a layer, counted from 0, beside
-        hidden states of the shape, type and device of x [B, S, H]. Raises ValueError where the
-        decoder asks for values of positions."""
+        hidden states of the shape, type and device of x [B, S, H]. It is made once: for another
+        one the compiler would begin anew, though its operations are equal. Raises ValueError where
+        the decoder asks for values of positions."""
+        form = x.shape, x.dtype, x.device, layer
+        if form not in self._followed:
+            self._followed[form] = self._traced(x, layer)
+        return self._followed[form]
+
+    def _traced(self, x: Tensor, layer: int) -> Callable[[Tensor], Call]:
         with _disable_current_modes(), torch.no_grad():
             record = self._recorder(x.device)
 

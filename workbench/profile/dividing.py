@@ -3,8 +3,13 @@
 Numbers that divide the batch are planned, the fewest first. One device gains nothing from more of
 them but memory: the batch in one part takes each weight in once, and launches the fewest passes. So
 the search ends as soon as a plan has memory to spare, and each size of a micro-batch that is
-planned for costs a measurement of the layers. Several ranks gain overlap as well. Either way it
-ends where a step is predicted to take longer than with fewer. Imports no torch.
+planned for costs a measurement of the layers, and perhaps a compilation. Several ranks gain overlap
+as well. Either way it ends where a step is predicted to take longer than with fewer.
+
+A size that cannot win is not measured. Half the samples take no less than half the time and half
+the memory: what depends on weights alone does not shrink, and smaller kernels fill the device no
+better. So a plan by the costs of the larger size, in proportion, promises more than a measurement
+can keep, of times and of memory alike. Imports no torch.
 """
 
 from __future__ import annotations
@@ -15,6 +20,7 @@ from math import inf
 from typing import NamedTuple, Protocol, TypeVar
 
 from workbench.core.spec import AUTO, MOST_PASSES, RunSpec
+from workbench.profile.profile import Profile
 from workbench.schedule.plan import Plan
 from workbench.schedule.schedule import DEVICE, HOST_TIER
 
@@ -47,6 +53,8 @@ class Tried(NamedTuple):
     spec: RunSpec
     plan: Plan
     spares: bool
+    profile: Profile
+    """Costs by which it is planned."""
 
 
 T = TypeVar("T", bound=Planned)
@@ -66,16 +74,23 @@ def divisions(spec: RunSpec) -> list[RunSpec]:
     return found
 
 
-def best_division(spec: RunSpec, ask: Callable[[RunSpec], T]) -> T:
+def best_division(
+    spec: RunSpec,
+    ask: Callable[[RunSpec], T],
+    promise: Callable[[RunSpec, T], T | None] = lambda each, best: None,
+) -> T:
     """The fastest plan of the spec's `divisions`, of about equal ones that with the fewest
-    micro-batches; of none that fits, the last one. Raises the last ValueError where all raise
-    one."""
+    micro-batches; of none that fits, the last one. `promise` makes the plan of a spec by the costs
+    of a plan in fewer micro-batches, in proportion; where that saves nothing, nobody asks for the
+    spec's own. Raises the last ValueError where all raise one."""
     best = last = refusal = None
     host_bytes = inf
     """That were too many with fewer micro-batches."""
     for each in divisions(spec):
         try:
-            last = ask(each)
+            promised = best and promise(each, best)
+            gains = promised is None or not promised.plan.fits or _gains(promised.plan, best.plan)
+            last = ask(each) if gains else promised
         except ValueError as error:
             refusal = error
             continue
@@ -88,13 +103,18 @@ def best_division(spec: RunSpec, ask: Callable[[RunSpec], T]) -> T:
         seconds = last.plan.step_seconds or inf
         if best is not None and seconds >= (best.plan.step_seconds or inf):
             break
-        if best is None or seconds < (1 - GAIN) * (best.plan.step_seconds or inf):
+        if best is None or _gains(last.plan, best.plan):
             best = last
         if spec.ranks == 1 and last.spares:
             break
     if last is None:
         raise refusal
     return best or last
+
+
+def _gains(plan: Plan, best: Plan) -> bool:
+    """Whether a plan is faster than another by more than noise."""
+    return (plan.step_seconds or inf) < (1 - GAIN) * (best.step_seconds or inf)
 
 
 def spares(plan: Plan, device_bytes: int, *, measured: bool) -> bool:

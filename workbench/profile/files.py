@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
+from math import inf
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,6 +20,8 @@ T = TypeVar("T")
 
 FORMAT = 12
 """Raised when stored measurements mean something else than before."""
+CLOCK_S = 1.0
+"""To which times of measurements are noted."""
 
 
 def stored(path: Path, machine: Machine, kind: type[T], echo: Echo) -> T | None:
@@ -76,6 +79,15 @@ def kept(
             found = measure()
             write(path, asdict(found))
     return found
+
+
+def seconds_since(measured: str) -> float:
+    """How long ago measurements were noted; infinite where nobody can tell, or it is yet to be."""
+    try:
+        passed = (datetime.now(UTC) - datetime.fromisoformat(measured)).total_seconds()
+    except (TypeError, ValueError):  # of no zone, or no time
+        return inf
+    return passed if passed >= -CLOCK_S else inf
 
 
 def now() -> str:

@@ -30,7 +30,7 @@ from workbench.core.others import read, shares
 from workbench.core.record import BUSY
 from workbench.core.sources import by_content
 from workbench.core.spec import VALUE_BYTES, RunSpec
-from workbench.profile.files import FORMAT, kept, now, stored
+from workbench.profile.files import FORMAT, kept, now, seconds_since, stored
 from workbench.profile.machine import Machine, this_machine
 from workbench.profile.match import check_profile
 from workbench.profile.profile import Hardware, Profile, Wires
@@ -42,6 +42,10 @@ if TYPE_CHECKING:
 
 DRIFT = 0.1
 """Change of the machine's speed past which costs are measured anew before a run."""
+FRESH_S = 300.0
+"""For so long costs hold whatever the machine's speed, longer than any start has taken. A GPU that
+has rested is faster for a while (an H200 by 14 %): a start that chooses among micro-batches would
+measure again what it has measured itself."""
 
 
 def silent(line: str) -> None:
@@ -115,7 +119,7 @@ def profile_for(spec: RunSpec, results: Path, echo: Echo = silent) -> Profile:
     """The profile of the spec's model on this machine, for a run that is about to start.
 
     Measured now unless it is stored, and measured anew when the machine has become faster or slower
-    by more than DRIFT since.
+    by more than DRIFT since, and that was not just now (FRESH_S).
     """
     machine = this_machine(spec.device)
     hardware_ = hardware(results, machine.device, echo)
@@ -123,7 +127,10 @@ def profile_for(spec: RunSpec, results: Path, echo: Echo = silent) -> Profile:
     found = kept(
         path, machine, UnitCosts, echo, lambda: _measure_costs(spec, machine, hardware_, echo),
         holds=lambda found: _serves(found, spec)
-        and not drifted(machine, found.probe_s, spec.dtype, echo),
+        and (
+            seconds_since(found.measured) <= FRESH_S
+            or not drifted(machine, found.probe_s, spec.dtype, echo)
+        ),
     )  # fmt: skip
     return _assemble(spec, replace(hardware_, wires=wires_for(spec, results, echo)), found, path)
 

@@ -18,7 +18,7 @@ from workbench.profile.dividing import best_division, divisions, in_words
 from workbench.profile.store import profile_for
 from workbench.runs.events import EventReader, of_attempt
 from workbench.runs.jobfile import JobFile
-from workbench.runs.planning import Answer, answer
+from workbench.runs.planning import Answer, answer, promised
 from workbench.runs.store import Store
 
 KIND = "divided"
@@ -86,7 +86,8 @@ def _chosen(spec: RunSpec, folder: Path, report: Reporter) -> int:
         return answer(each, store, rough=True)
 
     try:
-        return best_division(spec, ask).spec.microbatches
+        found = best_division(spec, ask, lambda each, best: promised(each, store, best.spec))
+        return found.spec.microbatches
     except ValueError:
         return possible(spec)[0].microbatches
     finally:

@@ -112,6 +112,30 @@ def answer(
         )  # fmt: skip
     heard: list[str] = []
     profiles = choose_profiles(spec, store, machine, heard.append)
+    return _by_profiles(spec, profiles, heard, soon=soon, rough=rough)
+
+
+def promised(spec: RunSpec, store: Store, known: RunSpec) -> Answer | None:
+    """A rough plan of the spec in smaller micro-batches than those of `known`, by what was measured
+    of these, in proportion. None where that is not stored, and where the spec's own is: that
+    answers as soon. None of a method that plans from other costs. Raises ValueError."""
+    from workbench.profile.several import scaled
+    from workbench.profile.store import stored_profile
+
+    module, found = methods.load(spec.method), stored_profile(known, store.root)
+    others = hasattr(module, "foreseen") or hasattr(module, "plan_sizes")
+    if others or found is None or stored_profile(spec, store.root) is not None:
+        return None
+    check_method(spec)
+    spec = settled(spec, store.root)
+    profiles = {spec.microbatch: scaled(found, spec.microbatch)}
+    return _by_profiles(spec, profiles, [], soon=False, rough=True)
+
+
+def _by_profiles(
+    spec: RunSpec, profiles: Mapping[int, Profile], heard: Iterable[str], *, soon: bool, rough: bool
+) -> Answer:
+    """The plan from profiles by samples in a micro-batch, with notes that were `heard`."""
     profile = profiles[min(profiles)]
     hardware = profile.hardware
     possible = on_machine(spec, hardware)

@@ -24,6 +24,8 @@ from workbench.model.draws import Draws
 from workbench.model.modules import Decomposed
 from workbench.model.objective import NO_MEAN, PREFIX, Batch, Handed, Layered, Objective, Weigh
 from workbench.profile.dividing import Tried, best_division, in_words, spares
+from workbench.profile.profile import Profile
+from workbench.profile.several import scaled
 from workbench.ranks.peers import Peers
 from workbench.runtime.checkpoint.checkpoint import ByUnit, in_memory
 from workbench.runtime.checkpoint.manifest import step_name
@@ -314,7 +316,11 @@ def planned(task: Task) -> Steps:
 
     def make(spec: RunSpec, model: Decomposed, batches: Draws) -> Training:
         model.check_shared(PREFIX)
-        found = best_division(spec, lambda each: _tried(task, each, model, batches))
+        found = best_division(
+            spec,
+            lambda each: _tried(task, each, model, batches),
+            lambda each, best: _by(each, scaled(best.profile, each.microbatch)),
+        )
         if task.microbatches is None:
             task.report.event("divided", text=in_words(found.spec))
         if found.plan.fits:
@@ -342,12 +348,17 @@ def _tried(task: Task, spec: RunSpec, model: Decomposed, batches: Draws) -> Trie
         if resolve_device(spec.device).type == "cuda":
             torch.cuda.empty_cache()  # the plan has all of the budget
     task.report.phase("planning")
-    plan = methods.load(spec.method).plan(spec, profile)
     if profile.note:
         task.report.event("launched", text=profile.note)
-        plan = replace(plan, notes=(*plan.notes, profile.note))
+    return _by(spec, profile)
+
+
+def _by(spec: RunSpec, profile: Profile) -> Tried:
+    """The plan from these costs, and their note among its own."""
+    plan = methods.load(spec.method).plan(spec, profile)
+    plan = replace(plan, notes=(*plan.notes, *filter(None, [profile.note])))
     room = spec.device_memory or profile.hardware.device_bytes
-    return Tried(spec, plan, spares(plan, room, measured=True))
+    return Tried(spec, plan, spares(plan, room, measured=True), profile)
 
 
 def _open(model: Layered) -> int | str:

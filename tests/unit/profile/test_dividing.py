@@ -48,6 +48,41 @@ def test_the_fewest_of_the_fastest_that_fit(told, asked, taken) -> None:
     assert heard == asked
 
 
+@pytest.mark.parametrize(
+    ("promised", "asked", "taken"),
+    [
+        ({2: 2.0, 4: 1.0}, [1], 1),
+        ({2: 1.97, 4: 1.0, 8: 1.0}, [1, 4, 8], 4),
+        ({2: 1.97, 4: 1.98, 8: 1.99}, [1], 1),
+        ({2: 1.0, 4: 1.0, 8: 1.0}, [1, 2, 4, 8], 4),
+        ({2: None, 4: 1.59, 8: 1.6}, [1, 2], 2),
+    ],
+    ids=str,
+)
+def test_what_promises_no_gain_is_not_measured(promised, asked, taken) -> None:
+    """A plan by proportion that fits nowhere promises nothing, and forbids nothing."""
+    heard = []
+
+    def planned(spec: RunSpec, seconds: float | None) -> SimpleNamespace:
+        plan = Plan(
+            method="l2l", fits=seconds is not None, schedule=None, step_seconds=seconds,
+            peak_bytes={}, moved_bytes={}, binding="",
+        )  # fmt: skip
+        return SimpleNamespace(spec=spec, plan=plan, spares=False)
+
+    def ask(spec: RunSpec) -> SimpleNamespace:
+        heard.append(count := spec.microbatches)
+        return planned(spec, {1: 2.0, 2: 1.6, 4: 1.5, 8: 1.5}[count])
+
+    def promise(spec: RunSpec, best: SimpleNamespace) -> SimpleNamespace:
+        assert best.spec.microbatches < spec.microbatches
+        return planned(spec, promised[spec.microbatches])
+
+    spec = RunSpec(method="l2l", batch=8, microbatches="auto")
+    assert best_division(spec, ask, promise).spec.microbatches == taken
+    assert heard == asked
+
+
 def test_a_number_stays_open_where_it_can_be_another() -> None:
     def number(method: str = "stronghold", family: str = "gpt", **fields) -> int | str:
         model = fields.pop("model", ModelSpec(family=family))

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 
@@ -112,21 +113,31 @@ def test_a_sweep_over_depth_measures_the_layers_once(
 
 
 @pytest.mark.parametrize(
-    ("speed", "others", "measurements"),
-    [(1.05, 0.0, 0), (0.8, 0.0, 1), (0.8, 0.5, 0), (1.3, 0.0, 1), (1.3, 0.5, 1)],
+    ("passed", "speed", "others", "measurements"),
+    [
+        ("minutes", 0.8, 0.0, 0),
+        *[("minutes ahead", 0.8, 0.0, 1), ("never", 0.8, 0.0, 1)],
+        *[("hours", 1.05, 0.0, 0), ("hours", 0.8, 0.0, 1), ("hours", 0.8, 0.5, 0)],
+        *[("hours", 1.3, 0.0, 1), ("hours", 1.3, 0.5, 1)],
+    ],
 )
 def test_layers_are_measured_anew_before_a_run_when_the_machine_has_changed(
     tmp_path: Path,
     measured: list[Path],
     spec: RunSpec,
     monkeypatch: pytest.MonkeyPatch,
+    passed: str,
     speed: float,
     others: float,
     measurements: int,
 ) -> None:
     store.profile_for(spec, tmp_path)
-    then = stored_costs(tmp_path)["probe_s"]
-    monkeypatch.setattr(measure, "probe", lambda device, dtype: then / speed)
+    (path,) = tmp_path.glob("profiles/*/units-*.json")
+    data, now = stored_costs(tmp_path), datetime.now(UTC)
+    minutes = {"minutes": 2, "minutes ahead": -2, "hours": 120}.get(passed)
+    then = "" if minutes is None else (now - timedelta(minutes=minutes)).isoformat()
+    write_sealed(path, data | {"measured": then})
+    monkeypatch.setattr(measure, "probe", lambda device, dtype: data["probe_s"] / speed)
     monkeypatch.setattr(store, "shares", lambda readings, gpus: {"cores": others})
     heard: list[str] = []
     store.profile_for(spec, tmp_path, heard.append)
