@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from workbench.core.mistakes import in_a_sentence
@@ -72,8 +71,8 @@ class WeightsOut(Failing):
                 shapes={name: own[name].shape for group in named for name in group},
                 parameters=sum(p.numel() for p in module.parameters()), groups=named,
                 read=lambda names: {
-                    _own(n): t.to(types.get(_own(n), torch.float32))
-                    for n, t in read([*map(_whole, names)]).items()
+                    _own(n): t.to(types.get(_own(n), t.dtype))
+                    for n, t in read([*map(_whole, names)], dtype=DTYPES[word]).items()
                 },
                 types=types,
             )  # fmt: skip

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from workbench.runtime.memory.storage import IN_CACHE, States
 from workbench.runtime.updates import split as module
 from workbench.runtime.updates.split import join, split
 
@@ -148,3 +149,14 @@ def test_unusable_tensors_are_named(change, message):
         split(**tensors)
     with pytest.raises(ValueError, match=message):
         join(tensors["weights"], tensors["rest"], tensors["master"])
+
+
+@pytest.mark.parametrize("apart", [True, False])
+def test_masters_are_rounded_as_torch_rounds_them(apart):
+    """Ties to even, unlike the upper halves, and in every piece of a slab."""
+    master = all_kinds().repeat(2 * IN_CACHE // len(all_kinds()) + 2).nan_to_num_(0.0)
+    weights, rest = halves(master) if apart else (master, None)
+    states = States(weights=weights, rest=rest, exp_avg=master, exp_avg_sq=master)
+    assert len(master) > 2 * IN_CACHE
+    assert torch.equal(states.rounded(torch.bfloat16), master.bfloat16())
+    assert torch.equal(states.rounded(torch.float32), master)

@@ -49,9 +49,12 @@ MADE_ROOM = "the disk was full: older checkpoints were removed to make room for 
 class Read(Protocol):
     """Interface of a function that gives weights by their names."""
 
-    def __call__(self, names: Sequence[str], *, exact: bool = True) -> dict[str, Tensor]:
+    def __call__(
+        self, names: Sequence[str], *, exact: bool = True, dtype: torch.dtype = torch.float32
+    ) -> dict[str, Tensor]:
         """fp32 tensors on the CPU, which may be memory that is trained. Not `exact` ones are of the
-        type that passes take them in, and where they lie, if they are somewhere in that type."""
+        type that passes take them in, and where they lie, if they are somewhere in that type. Exact
+        ones that are made for this are made in a `dtype`; the others are fp32 all the same."""
         ...
 
 
@@ -311,7 +314,9 @@ def by_unit(model: LayeredModel, memory: Memory, flats: list[Flat]) -> ByUnit:
     """Weights of a runtime whose lanes are drained, where they lie if that is the host."""
     groups = names_by_unit(model)
 
-    def read(names: Sequence[str], *, exact: bool = True) -> dict[str, Tensor]:
+    def read(
+        names: Sequence[str], *, exact: bool = True, dtype: torch.dtype = torch.float32
+    ) -> dict[str, Tensor]:
         asked, found = {*names}, {}
         for unit, group in enumerate(groups):
             if not asked.intersection(group):
@@ -320,7 +325,9 @@ def by_unit(model: LayeredModel, memory: Memory, flats: list[Flat]) -> ByUnit:
             if loaded:
                 memory.read_states(unit)
             states = memory.states(unit)
-            slab = states.master() if exact else states.weights
+            slab = states.weights
+            if exact:
+                slab = states.master() if dtype == torch.float32 else states.rounded(dtype)
             for local, view in flats[unit].views(slab):
                 if (name := model.state_name(unit, local)) in asked:
                     found[name] = view.clone() if loaded else view.cpu() if exact else view
@@ -335,7 +342,9 @@ def in_files(model: LayeredModel, folder: Path) -> ByUnit:
     groups = names_by_unit(model)
     units = {name: unit for unit, group in enumerate(groups) for name in group}
 
-    def read(names: Sequence[str], *, exact: bool = True) -> dict[str, Tensor]:
+    def read(
+        names: Sequence[str], *, exact: bool = True, dtype: torch.dtype = torch.float32
+    ) -> dict[str, Tensor]:
         found: dict[str, Tensor] = {}
         for unit in {units[name] for name in names}:
             with safe_open(folder / file_of(unit), framework="pt") as file:
@@ -350,10 +359,13 @@ def in_memory(tensors: Mapping[str, Tensor], others: ByUnit = ([], lambda _, **_
     """Tensors by their names, as a unit behind the others."""
     groups, further = others
 
-    def read(names: Sequence[str], *, exact: bool = True) -> dict[str, Tensor]:
+    def read(
+        names: Sequence[str], *, exact: bool = True, dtype: torch.dtype = torch.float32
+    ) -> dict[str, Tensor]:
         own = {name: tensors[name].detach() for name in names if name in tensors}
         found = {name: tensor.cpu() for name, tensor in own.items()} if exact else own
-        return found | further([name for name in names if name not in tensors], exact=exact)
+        others = [name for name in names if name not in tensors]
+        return found | further(others, exact=exact, dtype=dtype)
 
     return [*groups, [*tensors]], read
 

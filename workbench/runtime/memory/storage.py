@@ -19,6 +19,8 @@ from workbench.runtime.updates import split
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 """Types of working weights and activations, by the names in specs."""
+IN_CACHE = 1 << 18
+"""Elements that are joined at a time, where they go on at once."""
 MOMENTS = 2
 """exp_avg and exp_avg_sq."""
 
@@ -138,6 +140,17 @@ class States:
         if self.rest is None:
             return self.weights
         return split.join(self.weights.to(self.rest.device), self.rest)
+
+    def rounded(self, dtype: torch.dtype) -> Tensor:
+        """The fp32 weights in another type. Halves are joined in pieces that stay in a cache: pages
+        of new memory for all of them take longer than the rest."""
+        if self.rest is None or dtype == torch.float32:
+            return self.master().to(dtype)
+        weights, rest = self.weights.to(self.rest.device), self.rest
+        found = torch.empty(rest.shape, dtype=dtype, device=rest.device)
+        for own, *halves in zip(*(t.split(IN_CACHE) for t in (found, weights, rest)), strict=True):
+            own.copy_(split.join(*halves))
+        return found
 
     def set_master(self, master: Tensor) -> None:
         """Take fp32 weights from a CPU tensor of as many elements."""
