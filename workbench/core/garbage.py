@@ -21,11 +21,10 @@ def uncollected() -> Iterator[None]:
             gc.enable()
 
 
-def free_unreachable(device: str) -> None:
-    """Before the memory of a GPU is laid out, free tensors that nobody reaches any more: whatever
-    compared and measured layers has left modules that refer to themselves."""
-    if device == "cuda":
-        gc.collect()
+def free_unreachable() -> None:
+    """Free tensors that nobody reaches any more, of modules that refer to themselves: before memory
+    is measured or laid out, and before anything is kept from the collector."""
+    gc.collect()
 
 
 def keep_what_is_there(*, collect: bool = True) -> None:

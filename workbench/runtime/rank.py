@@ -69,7 +69,8 @@ class Rank:
         begins, and no earlier, and a lane that waits for a peer that is gone is left behind."""
         self.board, self._folder, rank = board, folder, board.position
         schedule = schedule.of_replica(board.replica, spec.batch)
-        free_unreachable(device.type)
+        if device.type == "cuda":
+            free_unreachable()
         self.meter = device_meter(device, spec.device_memory)
         if device.type == "cuda":
             self.board.pin()

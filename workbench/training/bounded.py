@@ -19,6 +19,7 @@ import psutil
 import torch
 from torch import Tensor, nn
 
+from workbench.core.garbage import free_unreachable
 from workbench.core.spec import VALUE_BYTES, RunSpec
 from workbench.model.objective import Batch, Handed, Layered, Objective
 from workbench.training.compare import COPIES, PASSES, SAMPLES, Differs, compare, room_on
@@ -119,6 +120,7 @@ def compare_in_time(
             finally:
                 objective = small = begin = rows = None
                 if place == "cuda":
+                    free_unreachable()
                     torch.cuda.empty_cache()
     return Compared(couples=False, note=f"not compared with the module as it is written: {why}")
 

@@ -21,6 +21,7 @@ import torch
 
 from workbench.core import methods, sources
 from workbench.core.bytesize import format_bytes
+from workbench.core.garbage import free_unreachable
 from workbench.core.model_spec import ModelSpec
 from workbench.core.reporter import Reporter
 from workbench.core.sealed import read_sealed
@@ -60,7 +61,10 @@ def ensure(spec: RunSpec, results: Path, report: Reporter) -> None:
         report.phase(f"comparing the layers with the module as it is written{_time(model, rows)}")
         gpu = resolve_device(spec.device)
         room = room_on(gpu, spec.device_memory) if gpu.type == "cuda" else 0
-        notes = notes_of(spec.model, model, rows, spec.seed, gpu_room=room)
+        try:
+            notes = notes_of(spec.model, model, rows, spec.seed, gpu_room=room)
+        finally:
+            free_unreachable()
         path.parent.mkdir(parents=True, exist_ok=True)
         write(path, {"family": spec.model.family, "notes": notes})
     for note in notes:
@@ -88,6 +92,7 @@ def notes_of(
             why = " ".join(str(error).split())[:WORDS] or type(error).__name__
             told.append(f"compared on the processor, since that failed on the GPU: {why}")
         finally:
+            free_unreachable()
             torch.cuda.empty_cache()
     try:
         return told + compare(model, again, rows, seed)

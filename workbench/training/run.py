@@ -120,7 +120,8 @@ class Training:
         self.flats = [Flat.of(self.model, unit) for unit in range(self.model.num_units)]
         check_match(plan.schedule, self.flats, DTYPES[spec.dtype], spec)
         self.batches = given[1] if given else load_batches(spec, self.model, folder / "cache")
-        free_unreachable(self.device.type)
+        if self.device.type == "cuda":
+            free_unreachable()
         self.meter = device_meter(self.device, spec.device_memory)
         self.memory = Memory(
             plan.schedule,
