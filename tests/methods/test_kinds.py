@@ -163,7 +163,7 @@ def test_samples_that_depend_on_each_other_are_said_to_and_looked_at_once(tmp_pa
 
 
 def test_nothing_of_a_comparison_is_left(tmp_path, uncollected):
-    """Of 1.2 billion parameters half a gigabyte was, on a GPU whose memory was laid out then."""
+    """A GPU whose memory is laid out next had half a gigabyte of 1.2 billion parameters left."""
 
     def left() -> int:
         return sum(isinstance(one, torch.nn.Module) for one in gc.get_objects())

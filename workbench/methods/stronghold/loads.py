@@ -56,7 +56,7 @@ class Loads:
         self._transfer = self._overhead + hardware.link_latency_s
         self._on_host = self._block.parameters / hardware.host_adam_params_per_s + self._overhead
         self._apart = profile.apart * (self._on_host - self._overhead) + self._overhead
-        """Of a layer's weights alone, or of its moments alone."""
+        """Seconds on the host for a layer's weights alone, or for its moments alone."""
         self._on_device = 1 / hardware.device_adam_params_per_s
         self._disk = max(
             (1 / rate for rate in (hardware.disk_read_bytes_per_s, hardware.disk_write_bytes_per_s)

@@ -39,7 +39,7 @@ from workbench.runtime.updates.split import join, split
 PIECE = 1 << 19
 Part = Literal["all", "weights", "moments"]
 PARTS = get_args(Part)
-"""What a pass of an update writes, in the kernel's numbers."""
+"""Parts of an update that a pass can write, in the order of the kernel's numbers."""
 States = tuple[Tensor, Tensor, Tensor]
 """fp32 master weights, and both moments."""
 
