@@ -325,9 +325,7 @@ def by_unit(model: LayeredModel, memory: Memory, flats: list[Flat]) -> ByUnit:
             if loaded:
                 memory.read_states(unit)
             states = memory.states(unit)
-            slab = states.weights
-            if exact:
-                slab = states.master() if dtype == torch.float32 else states.rounded(dtype)
+            slab = states.rounded(dtype) if exact else states.weights
             for local, view in flats[unit].views(slab):
                 if (name := model.state_name(unit, local)) in asked:
                     found[name] = view.clone() if loaded else view.cpu() if exact else view

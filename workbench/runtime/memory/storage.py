@@ -142,8 +142,8 @@ class States:
         return split.join(self.weights.to(self.rest.device), self.rest)
 
     def rounded(self, dtype: torch.dtype) -> Tensor:
-        """The fp32 weights in another type. Halves are joined in pieces that stay in a cache: pages
-        of new memory for all of them take longer than the rest."""
+        """`master` in a type, which may be fp32 itself. Halves are rounded in pieces that stay in a
+        cache: pages of new memory for whole masters take longer than the rest."""
         if self.rest is None or dtype == torch.float32:
             return self.master().to(dtype)
         weights, rest = self.weights.to(self.rest.device), self.rest
