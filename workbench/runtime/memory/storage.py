@@ -142,10 +142,13 @@ class States:
         return split.join(self.weights.to(self.rest.device), self.rest)
 
     def rounded(self, dtype: torch.dtype) -> Tensor:
-        """`master` in a type, which may be fp32 itself. Halves are rounded in pieces that stay in a
-        cache: pages of new memory for whole masters take longer than the rest."""
-        if self.rest is None or dtype == torch.float32:
-            return self.master().to(dtype)
+        """Weights in a type; for fp32, `master` as it is, which is fp64 in fp64 training. Halves are
+        rounded in pieces that stay in a cache: pages of new memory for whole masters take longer
+        than the rest."""
+        if dtype == torch.float32:
+            return self.master()
+        if self.rest is None:
+            return self.weights.to(dtype)
         weights, rest = self.weights.to(self.rest.device), self.rest
         found = torch.empty(rest.shape, dtype=dtype, device=rest.device)
         for own, *halves in zip(*(t.split(IN_CACHE) for t in (found, weights, rest)), strict=True):
