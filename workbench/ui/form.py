@@ -28,17 +28,23 @@ GROUPS = {
         "device", "dtype", "device_memory", "host_memory",
     ),
     "Sweep": ("name", "timeout", "executor"),
-    "Data": ("text", "tokenizer", "seed", "dropout"),
+    "Data": (
+        "text", "tokenizer", "rows", "train_on", "cut_rows", "augment", "seed", "dropout",
+    ),
+    "Held-out loss": ("eval_text", "eval_every", "eval_samples", "eval_share", "eval_epochs"),
+    "Weights and checkpoints": ("weights", "start_from", "save_every"),
     "Placement": (
-        "activations", "disk_memory", "link_bytes_per_s", "compile", "replay",
+        "ranks", "activations", "attention", "disk_memory", "link_bytes_per_s", "compile",
+        "replay",
     ),
     "Optimizer": (
         "clip", "lr", "min_lr", "lr_schedule", "warmup_steps", "lr_decay_steps", "weight_decay",
         "beta1", "beta2", "eps",
     ),
 }  # fmt: skip
-"""Where a page shows which field; one that is in no group is shown in the last, `REST`."""
-REST = "More"
+"""Where a page shows which field; one that is in no group is the model's, or some methods' own."""
+OF_METHODS = "Options of the chosen methods"
+REST = "Model"
 OF_SWEEP = {
     "name": "Name of the sweep, and of its folder. Letters, digits, dots, underscores, hyphens.",
     "timeout": "Longest time of one run, in seconds; empty for no limit.",
@@ -60,11 +66,12 @@ class FormField:
     """As one would type it; empty where there is none."""
     choices: tuple[str, ...] = ()
     """Words that it takes, to be offered."""
+    methods: tuple[str, ...] = ()
+    """Names of the methods that have it; empty where all have."""
 
 
 def form_fields() -> dict[str, FormField]:
-    """All fields by name, those of a group together; options are in one of the methods that have
-    them."""
+    """All fields by name, those of a group together."""
     return _form_fields(tuple(every_field().values()))
 
 
@@ -73,13 +80,14 @@ def _form_fields(every: tuple[Field, ...]) -> dict[str, FormField]:
     group_of = {name: group for group, names in GROUPS.items() for name in names}
     for field in every:
         if field.methods:
-            labels = (find(method).label for method in field.methods)
-            group_of[field.name] = f"Only {', '.join(labels)}"
+            group_of[field.name] = OF_METHODS
     found = [FormField(name=name, group="Sweep", help=words) for name, words in OF_SWEEP.items()]
     for field in every:
         usual = USUAL.get(field.name, field.default)
         default = "" if usual is MISSING else field.format(usual)
         about = [field.about, f"It takes {field.takes}.", f"Default: {default or 'empty'}."]
+        if field.methods:
+            about.append(f"Only for {', '.join(find(name).label for name in field.methods)}.")
         found.append(
             FormField(
                 name=field.name,
@@ -87,9 +95,10 @@ def _form_fields(every: tuple[Field, ...]) -> dict[str, FormField]:
                 help=" ".join(filter(None, about)),
                 default=default,
                 choices=field.choices,
+                methods=field.methods,
             )
         )
-    groups = list(dict.fromkeys((*group_of.values(), REST)))
+    groups = [*GROUPS, REST, OF_METHODS]
     order = {name: place for place, name in enumerate(group_of)}
     found.sort(key=lambda f: (groups.index(f.group), order.get(f.name, len(order))))
     return {field.name: field for field in found}
@@ -141,6 +150,15 @@ class Form:
     def text(self, name: str) -> str:
         """Text in the field."""
         return self._texts.get(_known(name), "")
+
+    def shows(self, field: FormField) -> bool:
+        """Whether people want to see it: a chosen method has it, or it has a text."""
+        if not field.methods or self.text(field.name):
+            return True
+        text = "" if "method" in self.errors else self.text("method")
+        chosen = parse_axis("method", text) if text else []
+        chosen += [run["method"] for run in self._runs if "method" in run]
+        return not {*chosen}.isdisjoint(field.methods)
 
     @property
     def kept(self) -> str:

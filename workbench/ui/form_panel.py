@@ -16,11 +16,12 @@ from workbench.runs.axis import RULE, parse_axis
 from workbench.runs.columns import label
 from workbench.ui import html
 from workbench.ui.folds_panel import Folds
-from workbench.ui.form import Form, FormField, form_fields
+from workbench.ui.form import OF_METHODS, Form, FormField, form_fields
 
 COLUMNS = "repeat(auto-fill, minmax(250px, 1fr))"
 LABEL = "8.5em"
 MARK = "wb-refused"
+NONE = '<div class="wb soft">No chosen method has any.</div>'
 STYLE = (
     f"<style>.{MARK} input {{border: 2px solid var(--jp-error-color1, #b00) !important}}"
     ".wb-grid .widget-text, .wb-grid .widget-combobox {width: 96%}</style>"
@@ -39,14 +40,14 @@ class FormPanel:
             made.observe(lambda _, name=field.name: self._take(name), "value")
             self.fields[field.name] = made
         self.told = widgets.HTML(html.live(""))
-        self.kept = widgets.HTML()
+        self.kept, self._none = widgets.HTML(), widgets.HTML(NONE)
         self._filling = False
-        groups = [
-            (name, _grid([self.fields[field.name] for field in group if field.name != "method"]))
+        grids = {
+            name: _grid([self.fields[field.name] for field in group if field.name != "method"])
             for name, group in groupby(form_fields().values(), key=lambda field: field.group)
-        ]
-        (_, basic), *rest = groups
-        self.more = Folds([grid for _, grid in rest], titles=[name for name, _ in rest])
+        }
+        self._options, basic = grids[OF_METHODS], grids.pop("Basic")
+        self.more = Folds([*grids.values()], titles=[*grids])
         rule = widgets.HTML(f'{STYLE}<div class="wb soft">{escape(RULE)}</div>')
         self.widget = widgets.VBox(
             [self.fields["method"], rule, basic, self.told, self.kept, self.more]
@@ -84,6 +85,9 @@ class FormPanel:
             wrong = name in self.form.errors
             if wrong != (MARK in made._dom_classes):
                 (made.add_class if wrong else made.remove_class)(MARK)
+        options = [field for field in form_fields().values() if field.group == OF_METHODS]
+        shown = [self.fields[field.name] for field in options if self.form.shows(field)]
+        self._options.children = shown or [self._none]
         self.told.value = html.live("; ".join(self.form.errors.values()), "bad")
         self.kept.value = html.paragraph(self.form.kept, "soft")
 

@@ -16,7 +16,8 @@ from workbench.runs.axis import format_axis, parse_axis
 from workbench.runs.campaign import Campaign
 from workbench.runs.store import Store
 from workbench.runs.sweep import SweepFile
-from workbench.ui.form import MOST_RUNS, OF_SWEEP, Form, form_fields
+from workbench.ui.form import MOST_RUNS, OF_METHODS, OF_SWEEP, Form, form_fields
+from workbench.ui.form_panel import FormPanel
 from workbench.ui.helper_process import HelperProcess
 from workbench.ui.sweeps.preview import Preview
 
@@ -120,6 +121,29 @@ def test_the_fields_are_the_spec_s_own() -> None:
     for name, field in fields.items():
         if field.default and name not in OF_SWEEP:
             assert len(parse_axis(name, field.default)) == 1, "one may type the default"
+
+
+def test_options_are_those_of_the_chosen_methods() -> None:
+    form = Form()
+    panel = FormPanel(form, lambda: None)
+
+    def shown() -> set[str]:
+        folds = dict(zip((head.title for head in panel.more.heads), panel.more.bodies, strict=True))
+        (grid,) = folds[OF_METHODS].children
+        return {name for name, made in panel.fields.items() if made in grid.children}
+
+    assert shown() == set()
+    panel.fields["method"].value = ("stronghold", "1f1b")
+    assert {"window", "clipping", "stages"} <= shown()
+    assert not {"forward_packs", "tp"} & shown()
+    panel.fields["window"].value = "4"
+    panel.fields["method"].value = ("plain",)
+    assert shown() == {"window"}, "what is typed is never out of sight"
+    form.load({"runs": [{"method": "harmony-pp"}, {"method": "plain"}], "version": 2})
+    panel.fill()
+    assert "forward_packs" in shown()
+    assert {*form_fields()["tp"].methods} == {"megatron-parallel"}
+    assert "Only for Megatron-LM, several GPUs." in form_fields()["tp"].help
 
 
 def test_a_sweep_from_code() -> None:
