@@ -1,4 +1,4 @@
-"""A user's module and optimizer in the ordinary loop of torch, trained by a method.
+"""A user's module and optimizer in the ordinary loop of torch, trained by a method::
 
     model, optimizer = workbench.wrap(model, optimizer, method="stronghold", clip=1.0)
     for batch in loader:
