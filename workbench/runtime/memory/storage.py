@@ -142,9 +142,8 @@ class States:
         return split.join(self.weights.to(self.rest.device), self.rest)
 
     def rounded(self, dtype: torch.dtype) -> Tensor:
-        """Weights in a type; for fp32, `master` as it is, which is fp64 in fp64 training. Halves are
-        rounded in pieces that stay in a cache: pages of new memory for whole masters take longer
-        than the rest."""
+        """Weights in a type; for fp32 `master` as it is, so fp64 in fp64 training. Pieces of halves
+        are rounded in a cache: pages of new memory for whole masters take longer than the rest."""
         if dtype == torch.float32:
             return self.master()
         if self.rest is None:
