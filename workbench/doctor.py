@@ -76,7 +76,8 @@ def examine(
     Raises ValueError for a device that is not there, or results that cannot be written.
     """
     before = store.ceilings(results, device, echo, measure=False) if stored else None
-    ceilings = before or store.ceilings(results, device, echo, fresh=True, seconds=seconds)
+    how = {"fresh": True, "disk": True, "seconds": seconds}
+    ceilings = before or store.ceilings(results, device, echo, **how)
     return Report(
         ceilings=ceilings,
         measured_now=before is None,

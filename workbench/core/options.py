@@ -56,6 +56,11 @@ class Options:
         ValueError for a file that is not there or does not go with the spec."""
         return {}
 
+    @property
+    def on_disk(self) -> bool:
+        """Whether they put something on the disk."""
+        return False
+
     def micro_sizes(self, spec: Any) -> set[int]:
         """Samples of a run's micro-batches, where its spec says them and no planner chooses."""
         return set()

@@ -246,6 +246,11 @@ class RunSpec:
         return options_of(self.method).tries_parts and self.model.divides and self.batch > 1
 
     @property
+    def may_use_disk(self) -> bool:
+        """Whether plans have a disk: it is given, or options put something there."""
+        return bool(self.disk_memory) or self.options.on_disk
+
+    @property
     def microbatch(self) -> int:
         """Samples in one micro-batch; of an uneven batch, at least; all where their number is
         open."""

@@ -19,6 +19,10 @@ class StateTier(Options):
     """Where the optimizer states of offloaded layers live. ``auto`` is the host; where that has no
     room for all of them, STRONGHOLD puts the rest on the disk if `disk_memory` allows it one."""
 
+    @property
+    def on_disk(self) -> bool:
+        return self.optimizer_tier == "disk"
+
 
 @dataclass(frozen=True, kw_only=True)
 class HostUpdates(StateTier):

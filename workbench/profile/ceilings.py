@@ -63,8 +63,10 @@ def measure_ceilings(
     folder: Path,
     echo: Echo = lambda line: None,
     seconds: float = 0.25,
+    disk: bool = True,
 ) -> Ceilings:
     """Measure everything; `folder` is where the disk tier would lie, a timing takes `seconds`.
+    Without `disk` it is measured alone and not beside other lanes, which is most of the pairs.
 
     Raises ValueError for a device that is not there, or a folder that cannot hold a file.
     """
@@ -99,7 +101,7 @@ def measure_ceilings(
             adam_threads=adam_threads,
             link_latency_s=_latency(target, table),
             action_overhead_s=_overhead(target, table),
-            slowdowns=_slowdowns(target, lanes, adam_threads, table),
+            slowdowns=_slowdowns(target, lanes, disk, adam_threads, table),
         )
     use_device_threads(machine.device)
     return Ceilings(
@@ -214,11 +216,13 @@ def _overhead(device: torch.device, table: Table, length: int = 100) -> float:
 
 
 def _slowdowns(
-    device: torch.device, lanes: dict[str, Load], threads: int, table: Table
+    device: torch.device, lanes: dict[str, Load], disk: bool, threads: int, table: Table
 ) -> dict[str, float]:
     """The interference table, with one host worker and with two, and on a GPU of all that meets at
     the host's memory."""
     halves = max(1, threads // 2)
+    if not disk:
+        lanes = {lane: load for lane, load in lanes.items() if lane not in (DISK_IN, DISK_OUT)}
     with host_adam_load(device, threads) as alone, host_adam_load(device, halves) as second:
         twins = {H2D: D2H} if device.type == "cpu" else {}
         slowdowns = interference({**lanes, HOST: alone}, table, twins=twins)

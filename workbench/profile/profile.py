@@ -14,6 +14,7 @@ from workbench.profile.units import UnitCost
 from workbench.schedule.action import (
     COMPUTE,
     D2H,
+    DISK_IN,
     GUESS,
     H2D,
     HOST,
@@ -92,6 +93,11 @@ class Hardware:
     GPU also `all_at_once`."""
     wires: Wires | None = None
     """Rates of the ranks of a run, where there are several and they were measured."""
+
+    @property
+    def knows_disk(self) -> bool:
+        """Whether it is known how the disk and other lanes slow each other."""
+        return f"{HOST}|{DISK_IN}" in self.slowdowns
 
     @property
     def here(self) -> bool:

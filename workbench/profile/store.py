@@ -89,30 +89,36 @@ def ceilings(
     measure: bool = True,
     fresh: bool = False,
     seconds: float = 0.25,
+    disk: bool = False,
 ) -> Ceilings | None:
     """The machine's ceilings: stored ones that hold here, else (`measure`) measured now and stored.
 
-    `fresh` measures in any case; `seconds` is the length of one timing. None when nothing is stored
-    and nothing may be measured. Raises ValueError where results cannot be written.
+    `fresh` measures in any case; `seconds` is the length of one timing; `disk` asks for how the
+    disk and other lanes slow each other. None when nothing is stored and nothing may be measured.
+    Raises ValueError where results cannot be written.
     """
     machine = this_machine(device)
     path = folder_of(results, machine) / "hardware.json"
+
+    def holds(found: Ceilings | None) -> bool:
+        return found is not None and not (fresh or (disk and not found.hardware.knows_disk))
+
     found = None if fresh else stored(path, machine, Ceilings, echo)
-    if found is not None or not measure:
-        return found
+    if holds(found) or not measure:
+        return found if holds(found) else None
 
     def measured() -> Ceilings:
         from workbench.profile.ceilings import measure_ceilings
 
-        echo(f"measuring the ceilings of {machine.name}")
-        return measure_ceilings(device, folder=path.parent, echo=echo, seconds=seconds)
+        echo(f"measuring the ceilings of {machine.name}{', with its disk' if disk else ''}")
+        return measure_ceilings(device, folder=path.parent, echo=echo, seconds=seconds, disk=disk)
 
-    return kept(path, machine, Ceilings, echo, measured, holds=lambda found: not fresh)
+    return kept(path, machine, Ceilings, echo, measured, holds=holds)
 
 
-def hardware(results: Path, device: str = "auto", echo: Echo = silent) -> Hardware:
-    """`ceilings`, measured now unless stored, as planners want them."""
-    return ceilings(results, device, echo).hardware
+def hardware(spec: RunSpec, results: Path, echo: Echo = silent) -> Hardware:
+    """`ceilings` of the spec's device, measured now unless stored, as planners want them."""
+    return ceilings(results, spec.device, echo, disk=spec.may_use_disk).hardware
 
 
 def profile_for(spec: RunSpec, results: Path, echo: Echo = silent) -> Profile:
@@ -122,7 +128,7 @@ def profile_for(spec: RunSpec, results: Path, echo: Echo = silent) -> Profile:
     by more than DRIFT since, and that was not just now (FRESH_S).
     """
     machine = this_machine(spec.device)
-    hardware_ = hardware(results, machine.device, echo)
+    hardware_ = hardware(spec, results, echo)
     path = _costs_path(spec, results, machine)
     found = kept(
         path, machine, UnitCosts, echo, lambda: _measure_costs(spec, machine, hardware_, echo),
@@ -191,7 +197,7 @@ def stored_profile(spec: RunSpec, results: Path, echo: Echo = silent) -> Profile
 
     Raises ValueError where what is stored under its name is of another model."""
     machine = this_machine(spec.device)
-    known = ceilings(results, machine.device, echo, measure=False)
+    known = ceilings(results, machine.device, echo, measure=False, disk=spec.may_use_disk)
     if known is None:
         return None
     path = _costs_path(spec, results, machine)

@@ -247,8 +247,10 @@ def examine(specs: list[RunSpec], store: Store, echo: Callable[[str], object]) -
     if brief() or machines.here(specs[0].device, store.root).hardware.source != "unmeasured":
         return
     echo("this machine is not known yet: it is measured, once, for some 10 s (--no-measure: not)")
+
+    how = {"seconds": EXAMINED_S, "disk": any(spec.may_use_disk for spec in specs)}
     try:
-        measure(specs[:1], store, echo, lambda s, to, _: ceilings(to, s.device, seconds=EXAMINED_S))
+        measure(specs[:1], store, echo, lambda s, to, _: ceilings(to, s.device, **how))
     except ValueError as error:
         echo(f"it is not measured, so no times are told: {error}")
 

@@ -218,7 +218,7 @@ def _bring_on(pages: Pages, spec: RunSpec, results: Path, report: WorkerReporter
         return
     with pages.paused():
         report.phase(MACHINE)
-        hardware(results, spec.device, lambda text: report.event("profile", text=text))
+        hardware(spec, results, lambda text: report.event("profile", text=text))
 
 
 def _write_results(folder: Path, name: str, results: dict[str, Any]) -> None:

@@ -39,7 +39,7 @@ def profile_of(
     if records and device == "cuda":
         costs, why = with_recorded(costs, setting)
     return Profile(
-        hardware=hardware(results, device, lambda text: report.event("profile", text=text)),
+        hardware=hardware(spec, results, lambda text: report.event("profile", text=text)),
         units=tuple(costs[model.kind(unit)] for unit in range(model.num_units)),
         microbatch=len(targets), seq=spec.model.seq, weight_bytes=nbytes,
         library_bytes=library_bytes,

@@ -148,7 +148,7 @@ def up_to_room(
 
 def _device_bytes(spec: RunSpec, results: Path, tell: Echo) -> int:
     """Bytes that a rank's device may hold."""
-    there = hardware(results, spec.device, tell)
+    there = hardware(spec, results, tell)
     bare = Profile(hardware=there, units=(), microbatch=1, seq=spec.model.seq)
     return server_of(bare, spec).device_bytes
 

@@ -76,6 +76,15 @@ def test_the_interference_table_has_every_pair_both_ways(ceilings: Ceilings) -> 
     assert all(factor >= 1 for factor in slowdowns.values())
 
 
+def test_without_a_disk_it_has_no_pair_with_the_disk(folder: Path) -> None:
+    hardware = measure_ceilings("cpu", folder=folder, seconds=0.001, disk=False).hardware
+    lanes = [lane for lane in LANES if "disk" not in lane]
+    pairs = {f"{a}|{b}" for a in lanes for b in lanes if a != b} | {"host|host"}
+    assert set(hardware.slowdowns) == pairs
+    assert not hardware.knows_disk
+    assert hardware.disk_write_bytes_per_s > 0, "checkpoints are written, too"
+
+
 def test_what_meets_at_the_hosts_memory_is_measured_all_at_once() -> None:
     table, cpu = Table(echo=lambda _: None, seconds=0.01), torch.device("cpu")
     with (

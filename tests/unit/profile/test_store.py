@@ -21,6 +21,7 @@ from workbench.profile import measure, store, wires
 from workbench.profile.machine import Machine, this_machine
 from workbench.profile.profile import Hardware, Wires
 from workbench.profile.table import Ceilings, Figure
+from workbench.schedule.action import DISK_IN, HOST
 
 RATES = (
     "load_bytes_per_s", "store_bytes_per_s", "message_bytes_per_s", "reduce_bytes_per_s",
@@ -51,10 +52,39 @@ def measured(hardware: Hardware, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 def test_the_machine_is_measured_once(tmp_path: Path, measured: list[Path]) -> None:
     first = store.ceilings(tmp_path, "cpu")
     assert store.ceilings(tmp_path, "cpu") == first
-    assert store.hardware(tmp_path, "cpu") == first.hardware
+    assert store.hardware(RunSpec(method="plain", device="cpu"), tmp_path) == first.hardware
     assert len(measured) == 1
     store.ceilings(tmp_path, "cpu", fresh=True)
     assert len(measured) == 2
+
+
+def test_the_disk_is_measured_beside_others_where_a_run_may_use_it(
+    tmp_path: Path, hardware: Hardware, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def instead(device: str, *, disk: bool, **_) -> Ceilings:
+        asked.append(disk)
+        pairs = {f"{HOST}|{DISK_IN}": 1.5} if disk else {}
+        return Ceilings(
+            machine=this_machine(device), hardware=replace(hardware, slowdowns=pairs), figures=(),
+            measured="2026-01-01T00:00:00+00:00", seconds=1.0, others=0.0,
+        )  # fmt: skip
+
+    monkeypatch.setattr(measuring, "measure_ceilings", instead)
+    without = RunSpec(method="stronghold", device="cpu")
+    given, told = without.with_(disk_memory=2**30), without.with_(optimizer_tier="disk")
+    some, none = (without.with_(disk_layers=layers) for layers in (2, 0))
+    assert [spec.may_use_disk for spec in (given, told, some, none)] == [True, True, True, False]
+    for spec, measured in [
+        (without, [False]),
+        (none, [False]),
+        (given, [False, True]),
+        (told, [False, True]),
+        (without, [False, True]),
+    ]:
+        assert store.hardware(spec, tmp_path).knows_disk == measured[-1]
+        assert asked == measured
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,10 @@ class Options(HostUpdates, Clipping):
     disk_layers: int | Auto = "auto"
     """Last layers whose optimizer states live on the disk, where `optimizer_tier` is ``auto``."""
 
+    @property
+    def on_disk(self) -> bool:
+        return super().on_disk or self.disk_layers not in ("auto", 0)
+
     def check(self, spec: RunSpec) -> None:
         super().check(spec)
         deep = spec.model.deep
