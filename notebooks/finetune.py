@@ -36,11 +36,11 @@ setting = {
 
 # %% [markdown]
 # ## Plan
-# What each tier will hold, in bytes. Times are known once such layers have been measured, which the
-# run does.
+# How long a step takes, what each tier will hold, and what binds. Times are estimates until such
+# layers have been measured here, which the run does.
 
 # %%
-workbench.plan(**setting, results=results).plan.peak_bytes
+workbench.plan(**setting, results=results)
 
 # %% [markdown]
 # ## Train
@@ -48,12 +48,7 @@ workbench.plan(**setting, results=results).plan.peak_bytes
 # `log="tensorboard"` the curves go to TensorBoard, too.
 
 # %%
-from workbench.ui.live_curve import LiveCurve
-
-curve = LiveCurve()
-record = workbench.run(**setting, results=results, on_event=curve.on_event)
-curve.end(record)
-record.status, record.message
+record = workbench.run(**setting, results=results)
 
 # %% [markdown]
 # ## Held-out loss

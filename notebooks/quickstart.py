@@ -14,8 +14,9 @@ results: str = "results"  # folder of the run records, as --results of the comma
 
 # %% [markdown]
 # ## Plan
-# Fields have the names of the command line's flags. The plan says how many bytes each tier will
-# hold. It says how long a step takes once such layers have been measured, which the run below does.
+# Fields have the names of the command line's flags. The plan says how long a step takes, what each
+# tier will hold, and what binds. Times are estimates until such layers have been measured here,
+# which the run below does.
 
 # %%
 import workbench
@@ -24,7 +25,7 @@ setting = {
     "method": "stronghold", "layers": layers, "hidden": hidden, "heads": 4, "seq": 64,
     "vocab": 256, "window": window, "batch": batch, "steps": steps,
 }  # fmt: skip
-workbench.plan(**setting, results=results).plan.peak_bytes
+workbench.plan(**setting, results=results)
 
 # %% [markdown]
 # ## Train
@@ -32,17 +33,18 @@ workbench.plan(**setting, results=results).plan.peak_bytes
 
 # %%
 record = workbench.run(**setting, results=results)
-record.status, record.losses[0], record.losses[-1]
 
 # %% [markdown]
 # ## Predicted and measured
-# The plan is made again, from the costs that the run has measured of this machine. Both numbers
-# are seconds of a step. Plans are for an idle machine: if other programs used it during the run,
-# the last value says how much, and the measured step may be several times the predicted one.
+# The plan is made again, from the costs that the run has measured of this machine. Plans are for an
+# idle machine: if other programs used it during the run, a measured step may take several times as
+# long as planned.
 
 # %%
 planned = workbench.plan(**setting, results=results).plan
-planned.step_seconds, batch / record.samples_per_second, record.busy or "hardly used by others"
+measured = batch / record.samples_per_second
+print(f"a step: {planned.step_seconds:.3f} s planned, {measured:.3f} s measured")
+print(record.busy or "others hardly used this machine")
 
 # %% [markdown]
 # ## The timeline

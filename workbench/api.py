@@ -8,6 +8,7 @@ own, as from the command line.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,12 +19,13 @@ from workbench.core.mistakes import in_a_sentence
 from workbench.core.paths import as_text, user_path
 from workbench.core.record import RunRecord
 from workbench.core.spec import RunSpec
+from workbench.runs.answer import Answer
 from workbench.runs.best import answer_all, recommend
 from workbench.runs.events import Event
 from workbench.runs.inputs import check_inputs, check_methods
 from workbench.runs.logs import read_log
 from workbench.runs.overrides import make_spec
-from workbench.runs.planning import Answer
+from workbench.runs.progress import Progress
 from workbench.runs.resolve import resolve
 from workbench.runs.runner import run as run_spec
 from workbench.runs.store import REPOSITORY_RESULTS, Store
@@ -46,13 +48,16 @@ def run(
     timeout: float | None = None,
     on_event: Watch | None = None,
     log: str = "",
+    quiet: bool = False,
     **fields: Any,
 ) -> RunRecord:
     """Train, or return the record that there is unless `force`; `fields` change the spec.
 
     `results` is the folder of records, `timeout` in seconds; `on_event` hears of each step, and
-    `log` names what writes curves, ``tensorboard`` or ``wandb``, into the run's folder. Raises
-    ValueError, one sentence, for what cannot run here; a run that fails has a record that says so.
+    `log` names what writes curves, ``tensorboard`` or ``wandb``, into the run's folder. Unless
+    `quiet`, progress is shown: below a notebook's cell with the losses, else on the standard error
+    stream. Raises ValueError, one sentence, for what cannot run here; a run that fails has a record
+    that says so.
     """
     with _one_sentence():
         store = _store(results)
@@ -60,8 +65,12 @@ def run(
         resolved = resolve(make_spec(_fields(spec), as_text(_changes(spec, fields))), store.root)
         check_methods([resolved])
         check_inputs([resolved], store)
-        told = {"timeout": timeout, "on_event": on_event, "log": log}
-        return run_spec(resolved, store, force=force, **told)
+        how = {"timeout": timeout, "log": log, "force": force}
+        with _told(on_event, quiet, spec=resolved) as (progress, watch):
+            record = run_spec(resolved, store, on_event=watch, **how)
+            if progress is not None:
+                progress.finish(record)
+        return record
 
 
 def plan(
@@ -87,11 +96,13 @@ def sweep(
     force: bool = False,
     retry_failed: bool = False,
     on_event: Watch | None = None,
+    quiet: bool = False,
     **fields: Any,
 ) -> list[RunRecord]:
     """Run a sweep file, its JSON, or one of these fields (`base`, `grid`, `runs`, `name`,
     `timeout`), and return the records of its points, in their order; what has one is not run again.
-    The page shows it meanwhile. Raises ValueError for a sweep that cannot be."""
+    The page shows it meanwhile, and so does the caller's notebook or terminal, as of `run`. Raises
+    ValueError for a sweep that cannot be."""
     with _one_sentence():
         _must_be("file", file, (str, Path, dict, None), "a sweep file's path, or its JSON")
         if isinstance(file, str | Path):
@@ -100,7 +111,8 @@ def sweep(
             data = {"version": VERSION, **(file or {}), **fields}
             read = SweepFile.parse(data, data.get("name", "sweep"))
         made = sweep_of(read, results, force=force, retry_failed=retry_failed)
-        return run_visibly(read, made, on_event)
+        with _told(on_event, quiet, sweep=made) as (_, watch):
+            return run_visibly(read, made, watch)
 
 
 def records(
@@ -139,6 +151,40 @@ def export(
         _must_be("step", step, (int, None), "a number of steps")
         named = run.key if isinstance(run, RunRecord) else run
         return export_kept(named, folder, _store(results), step=step, dtype=dtype)
+
+
+@contextmanager
+def _told(
+    on_event: Watch | None, quiet: bool, **what: Any
+) -> Iterator[tuple[Progress | None, Watch | None]]:
+    """What shows progress of a spec or a sweep where the caller looks, None if `quiet`, and who is
+    to hear of its events."""
+    if quiet:
+        yield None, on_event
+        return
+    progress = _progress(**what)
+
+    def watch(event: Event) -> None:
+        progress.on_event(event)
+        if on_event is not None:
+            on_event(event)
+
+    try:
+        yield progress, watch
+    except BaseException:
+        progress.goes_on()
+        raise
+    finally:
+        progress.end()
+
+
+def _progress(**what: Any) -> Progress:
+    ipython = sys.modules.get("IPython")
+    if hasattr(ipython and ipython.get_ipython(), "kernel"):
+        from workbench.ui.live_run import LiveRun
+
+        return LiveRun(**what)
+    return Progress(sys.stderr, **what)
 
 
 def _fields(spec: RunSpec | None) -> dict[str, Any]:

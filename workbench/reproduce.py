@@ -22,11 +22,11 @@ from queue import SimpleQueue
 from typing import IO, Any
 
 from workbench.core.notebook_files import quick_nbformat
+from workbench.core.readable import format_seconds
 from workbench.exhibits import EXHIBITS, find, open_exhibit, text_for
 from workbench.model.corpus import STDLIB
 from workbench.report import write_report
 from workbench.report.outcomes import OUTCOMES, Outcome, folder_of, load_outcomes, save_outcomes
-from workbench.runs.progress import format_seconds
 from workbench.runs.store import Store
 
 NOTEBOOKS = Path(__file__).resolve().parents[1] / "notebooks" / "figures"

@@ -168,7 +168,7 @@ MAY_IMPORT = {
     "report": {"exhibits", "figures", "model", "published", "runs", "schedule"},
     "reproduce": {"exhibits", "model", "report", "runs"},
     "sweep_process": {"exhibits", "runs"},
-    "api": {"cli", "runs", "sweep_process"},
+    "api": {"cli", "runs", "sweep_process", "ui"},
     "searching": {"cli", "figures", "methods", "published", "runs", "shown"},
     "engine": {"methods", "model", "ranks", "runs", "runtime", "schedule", "training"},
     "wrapped": {"engine", "model", "schedule", "training"},

@@ -8,17 +8,12 @@ from argparse import Namespace
 from collections.abc import Iterator, Sequence
 
 from workbench.core.bytesize import format_bytes
+from workbench.core.readable import parameters
 from workbench.core.spec import RunSpec, flat
-from workbench.profile.dividing import in_words
 from workbench.published import hardware as published
-from workbench.runs.planning import Answer, fits
-from workbench.runs.progress import (
-    describe_model,
-    describe_packs,
-    describe_spec,
-    format_step,
-    parameters,
-)
+from workbench.runs.answer import Answer
+from workbench.runs.planning import fits
+from workbench.runs.progress import describe_model, describe_packs, describe_spec
 from workbench.runs.remedy import remedy
 from workbench.runs.store import Store
 from workbench.runs.sweep import Sweep
@@ -45,22 +40,8 @@ def print_plans(
     for each in answers:
         plan = each.plan
         mark = "*" if each is best and plan.fits else " "
-        if not plan.fits:
-            print(f"{mark} {plan.method:14s} does not fit: {plan.binding}")
-            continue
-        took = format_step(plan.step_seconds, plan.step_seconds_range)
-        if largest:
-            took = f"{each.spec.model.layers} layers, {parameters(each.parameters)}; {took}"
-        took += f", {each.tokens_per_second:,.0f} tokens/s" if each.tokens_per_second else ""
-        took += ", --activations keep" * (each.spec.activations == "keep")
-        if each.chosen:
-            took += f", {in_words(each.spec)}"
-        elif each.spec.ranks > 1 and each.spec.microbatches > 1:
-            took += f", --microbatches {each.spec.microbatches}"
-        window = f", window {plan.window}" if plan.window is not None else ""
-        peaks = ", ".join(f"{format_bytes(n)} {tier}" for tier, n in plan.peak_bytes.items() if n)
-        print(f"{mark} {plan.method:14s} {took}{window}; peak {peaks}")
-        if each is not best:
+        print(f"{mark} {plan.method:14s} {each.in_words(largest=largest)}")
+        if each is not best or not plan.fits:
             continue  # -m METHOD tells more of one
         if plan.step_seconds:
             print(f"{'':17s}bound by {plan.binding}")

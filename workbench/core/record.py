@@ -160,7 +160,7 @@ class Outcome:
     notes: list[str] = field(default_factory=list)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class RunRecord:
     """One run, as stored in record.json."""
 
@@ -208,6 +208,16 @@ class RunRecord:
     def __post_init__(self) -> None:
         if self.status not in STATUSES:
             raise ValueError(f"status {self.status!r}; it must be one of {', '.join(STATUSES)}")
+
+    def __repr__(self) -> str:
+        """As a notebook shows it: how it ended, after which losses."""
+        words = f"{self.method} {self.key}: {self.status}"
+        if self.losses:
+            first, last = self.losses[0], self.losses[-1]
+            words += f", loss {first:.4f} to {last:.4f} in {len(self.losses)} steps"
+        if self.samples_per_second is not None:
+            words += f", {self.samples_per_second:.4g} samples/s"
+        return f"<{words}{': ' * bool(self.message)}{self.message}>"
 
     @property
     def parts(self) -> int:

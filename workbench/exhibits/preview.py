@@ -12,13 +12,15 @@ from typing import Any
 import pandas as pd
 
 from workbench.core.bytesize import format_bytes
+from workbench.core.readable import format_seconds
 from workbench.core.record import RunRecord
 from workbench.core.spec import RunSpec
 from workbench.figures.rows import label_of
+from workbench.runs.answer import Answer
 from workbench.runs.expected import expected
 from workbench.runs.index import Index
-from workbench.runs.planning import Answer, answer
-from workbench.runs.progress import FINISHED, format_seconds
+from workbench.runs.planning import answer
+from workbench.runs.progress import FINISHED
 from workbench.runs.search import Search, at_layers
 from workbench.runs.store import Store
 from workbench.runs.sweep import Sweep

@@ -6,11 +6,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from workbench.core.readable import format_seconds
 from workbench.core.schema import read_as
 from workbench.core.sealed import read_sealed, write_sealed
 from workbench.model.corpus import STDLIB
 from workbench.report.page import Html, tag
-from workbench.runs.progress import format_seconds
 from workbench.runs.store import Store, set_aside
 
 OUTCOMES = "exhibits.json"

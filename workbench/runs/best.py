@@ -15,9 +15,10 @@ from workbench.core import methods
 from workbench.core.model_spec import GPT_FAMILY
 from workbench.core.spec import MOST_PASSES, RunSpec
 from workbench.profile import dividing
+from workbench.runs.answer import Answer
 from workbench.runs.expected import with_record
 from workbench.runs.index import Index
-from workbench.runs.planning import Answer, answer, choose_profile, fits, one_memory, rank
+from workbench.runs.planning import answer, choose_profile, fits, one_memory, rank
 from workbench.runs.search import at_layers, planned_largest
 from workbench.runs.store import Store
 from workbench.schedule.schedule import DEVICE, HOST_TIER

@@ -16,9 +16,10 @@ from workbench.core.reporter import DIVIDING, Reporter
 from workbench.core.spec import AUTO, RunSpec
 from workbench.profile.dividing import best_division, divisions, in_words
 from workbench.profile.store import profile_for
+from workbench.runs.answer import Answer
 from workbench.runs.events import EventReader, of_attempt
 from workbench.runs.jobfile import JobFile
-from workbench.runs.planning import Answer, answer, promised
+from workbench.runs.planning import answer, promised
 from workbench.runs.store import Store
 
 KIND = "divided"

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 from workbench.core.bytesize import format_bytes
 from workbench.core.methods import METHODS, UNLISTED, known
+from workbench.core.readable import format_seconds
 from workbench.runs.log_tail import printable
-from workbench.runs.progress import format_seconds
 
 Row = dict[str, Any]
 """A record as `runs.index.Index.rows` gives it."""

@@ -16,7 +16,7 @@ from typing import Any
 
 from workbench.core.host import device_class, resolve_device
 from workbench.core.spec import AUTO, RunSpec, flat
-from workbench.runs.planning import Answer
+from workbench.runs.answer import Answer
 
 START_S, LAYERS_S, RANKS_S = 20.0, 20.0, 30.0
 """Assumed of what a run needs besides its steps, where none of its method has run yet: to import

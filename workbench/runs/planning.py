@@ -10,10 +10,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from math import inf
-from typing import Any
 
 from workbench.core import methods
 from workbench.core.bytesize import format_bytes
@@ -24,6 +23,7 @@ from workbench.profile.machine import USABLE
 from workbench.profile.profile import Hardware, Profile
 from workbench.published import FOLDER as PUBLISHED
 from workbench.runs import device_locks
+from workbench.runs.answer import Answer
 from workbench.runs.resolve import check_method, resolve, settled
 from workbench.runs.store import Store
 from workbench.schedule.plan import CLIPPED, DoesNotFit, Plan
@@ -33,55 +33,6 @@ EXAMINED_S = 0.1
 """Length of one timing where a plan measures the machine."""
 LEAST_BYTES = 12
 """Bytes of a parameter that training keeps somewhere, whatever the method and dtype."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Answer:
-    """One method's plan and the machine it holds for."""
-
-    plan: Plan
-    spec: RunSpec
-    hardware: str
-    source: str
-    """Origin of the costs, as `Hardware.source` has it."""
-    here: bool = True
-    """Whether it is this machine."""
-    parameters: int = 0
-    basis: str = ""
-    """How times were obtained, in a sentence, or how to get them; empty of measured ones."""
-    spares: bool = False
-    """Whether the plan leaves much of the device's memory free."""
-    chosen: bool = False
-    """Whether the number of micro-batches was left to the planner."""
-
-    @property
-    def samples_per_second(self) -> float | None:
-        """Samples of a batch over the seconds of a step; None where no plan fits or no time is
-        known."""
-        seconds = self.plan.step_seconds
-        return self.spec.batch / seconds if seconds and self.plan.fits else None
-
-    @property
-    def tokens_per_second(self) -> float | None:
-        """Tokens, as `samples_per_second`."""
-        samples = self.samples_per_second
-        return samples and samples * self.spec.model.seq
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-able: the plan's fields, its throughput, and where the costs come from."""
-        return {
-            **self.plan.to_dict(),
-            "layers": self.spec.model.layers,
-            "parameters": self.parameters,
-            "activations": self.spec.activations,
-            "microbatches": self.spec.microbatches,
-            "samples_per_second": self.samples_per_second,
-            "tokens_per_second": self.tokens_per_second,
-            "hardware": self.hardware,
-            "this_machine": self.here,
-            "profile": self.source,
-            "basis": self.basis,
-        }
 
 
 def answer(

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from statistics import median
 from typing import Any, TextIO
 
 from workbench.core.bytesize import format_bytes
 from workbench.core.model_spec import ModelSpec
+from workbench.core.readable import format_seconds, format_step
 from workbench.core.record import HELD_OUT, RunRecord, steady_step_seconds
 from workbench.core.spec import RunSpec
 from workbench.runs.events import Event
@@ -25,34 +26,6 @@ QUIET_S = 10.0
 """Longest silence between two lines where there is no terminal."""
 
 
-def format_seconds(seconds: float) -> str:
-    """A duration to read: ``0.45 s``, ``12 s``, ``3 min 05 s``, ``2 h 07 min``.
-
-    >>> format_seconds(0.4512), format_seconds(185), format_seconds(7620)
-    ('0.45 s', '3 min 05 s', '2 h 07 min')
-    """
-    if seconds < 10:
-        return f"{seconds:.2g} s"
-    if seconds < 60:
-        return f"{seconds:.0f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {rest:02d} s"
-    return f"{minutes // 60} h {minutes % 60:02d} min"
-
-
-def format_step(seconds: float | None, range_: Sequence[float] | None) -> str:
-    """A predicted step to read, with the shortest and the longest to expect.
-
-    >>> format_step(0.4512, (0.36, 0.54)), format_step(None, None)
-    ('0.45 s a step (0.36 s to 0.54 s)', 'unknown time a step')
-    """
-    if not seconds or range_ is None:
-        return "unknown time a step"
-    low, high = map(format_seconds, range_)
-    return f"{format_seconds(seconds)} a step ({low} to {high})"
-
-
 def describe_spec(spec: RunSpec) -> str:
     """One line: method, size, batch, steps."""
     model = spec.model
@@ -61,14 +34,6 @@ def describe_spec(spec: RunSpec) -> str:
         f"{spec.method}: {describe_model(model)}, batch {spec.batch}, {sequence}"
         f"{spec.steps} steps, {spec.dtype} on {spec.device}"
     )
-
-
-def parameters(count: int) -> str:
-    """``5.14 billion parameters``."""
-    for unit, word in ((1e9, "billion"), (1e6, "million")):
-        if count >= unit:
-            return f"{count / unit:.3g} {word} parameters"
-    return f"{count:,} parameters"
 
 
 def describe_model(model: ModelSpec) -> str:
@@ -188,6 +153,10 @@ class Progress:
             self._live = True
         elif last or time.monotonic() - self._spoke >= QUIET_S:
             self.line(text)
+
+    def finish(self, record: RunRecord) -> None:
+        """Write how the run ended."""
+        self.line(describe_record(record))
 
     def goes_on(self) -> None:
         """Write which step the same command goes on from; nothing where it has done all."""

@@ -14,7 +14,8 @@ from math import ceil, inf, log
 
 from workbench.core.bytesize import parse_bytes
 from workbench.published import machines
-from workbench.runs.planning import Answer, answer
+from workbench.runs.answer import Answer
+from workbench.runs.planning import answer
 from workbench.runs.store import Store
 from workbench.schedule.schedule import DEVICE, HOST_TIER
 

@@ -80,7 +80,7 @@ class Plan:
 
     method: str
     fits: bool
-    schedule: Schedule | None
+    schedule: Schedule | None = field(repr=False)
     """Schedule that would run; where nothing fits, the smallest that the method can do, or None."""
     step_seconds: float | None
     """Predicted steady-state seconds per step."""
@@ -100,9 +100,9 @@ class Plan:
     """Sentences for readers: constraints violated, assumptions, defects of published runs."""
     candidates: tuple[Candidate, ...] = ()
     """Shapes among which it was chosen, the best first, those that are refused last."""
-    simulated: list[Event] = field(default_factory=list)
+    simulated: list[Event] = field(default_factory=list, repr=False)
     """Some steps of the schedule; the first finds nothing of one before it."""
-    simulated_clipped: list[Event] = field(default_factory=list)
+    simulated_clipped: list[Event] = field(default_factory=list, repr=False)
     """Some steps whose gradients all exceed the limit; empty where these take no longer."""
     spread: float = 0.0
     """Share of `step_seconds` by which a measured step may be shorter or longer: that of the

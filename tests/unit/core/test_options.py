@@ -19,7 +19,7 @@ from workbench.core.spec import COMMON, RunSpec
 from workbench.runs.overrides import make_spec
 from workbench.runs.store import Store, row
 from workbench.runs.sweep import expand
-from workbench.ui.form import Form, form_fields
+from workbench.ui.form import OF_METHODS, Form, form_fields
 from workbench.ui.runs.commands import run_command
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "specs_before_options.jsonl"
@@ -57,7 +57,7 @@ def test_one_line_of_a_new_method_is_an_option_everywhere(
     assert [each.method for each in asked("-m", "all", "--depth", "3", "-l", "4")][-1] == "deep"
 
     field = form_fields()["depth"]
-    assert (field.group, field.default, field.choices) == ("Only Deep", "auto", ("auto",))
+    assert (field.group, field.default, field.choices) == (OF_METHODS, "auto", ("auto",))
     form = Form()
     form.set(method=["plain", "deep"], depth="1..2")
     plain, _, *others = form.specs()

@@ -13,10 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from workbench.core.readable import format_seconds
 from workbench.exhibits import EXHIBITS, find
 from workbench.runs.campaign import LIVE, Campaign, Status
 from workbench.runs.log_tail import last_lines
-from workbench.runs.progress import FINISHED, format_seconds
+from workbench.runs.progress import FINISHED
 from workbench.runs.store import REPOSITORY_RESULTS, Store
 from workbench.ui.helper_process import HelperAnswer, HelperProcess
 from workbench.ui.sweeps.html import counted, word_of

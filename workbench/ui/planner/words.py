@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from workbench.core.bytesize import format_bytes
-from workbench.runs.progress import parameters
+from workbench.core.readable import parameters
 from workbench.schedule.plan import CLIPPED
 from workbench.ui.planner.control import ANY, Reply, Row
 

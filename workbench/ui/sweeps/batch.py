@@ -9,10 +9,10 @@ import time
 from pathlib import Path
 from typing import TextIO
 
+from workbench.core.readable import format_seconds
 from workbench.runs.campaign import Campaign
 from workbench.runs.events import Event, EventReader
 from workbench.runs.log_tail import printable
-from workbench.runs.progress import format_seconds
 from workbench.runs.store import Store
 from workbench.runs.sweep import SweepFile
 from workbench.ui.points import in_words, varied

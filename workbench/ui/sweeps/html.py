@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from workbench.runs.progress import format_seconds
+from workbench.core.readable import format_seconds
 from workbench.ui import html
 from workbench.ui.sweeps.preview import Preview
 from workbench.ui.watch import SweepWatch, Tail, WatchedPoint

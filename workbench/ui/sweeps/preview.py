@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from workbench.core.bytesize import format_bytes
-from workbench.runs.progress import format_seconds
+from workbench.core.readable import format_seconds
 from workbench.runs.store import Store
 from workbench.ui.helper_process import HelperAnswer, HelperProcess
 
