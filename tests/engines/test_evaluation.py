@@ -82,6 +82,8 @@ def test_a_claim_from_preview_to_verdict(panel: EvaluationPanel, store: Store) -
     until(panel, lambda: (shown.progress.value, shown.progress.max) == (2, 2))
     until(panel, lambda: not shown.claim.stale and shown.claim.shown.done)
     until(panel, lambda: shown.picture.value != before)
+    (note,) = (head.note for head in panel.claims.heads if head.note)
+    assert note.startswith("finished; "), note
     assert "measured" in shown.verdict.value
     assert 'alt="fig8b: ' in shown.picture.value
 

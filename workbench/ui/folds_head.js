@@ -3,11 +3,18 @@ function render({ model, el }) {
   const button = document.createElement("button");
   button.type = "button";
   button.className = "wb-fold";
+  const title = document.createElement("span");
+  const note = document.createElement("span");
+  note.className = "wb-fold-note";
+  button.append(title, note);
   el.append(button);
 
   const show = {
     title() {
-      button.textContent = model.get("title");
+      title.textContent = model.get("title");
+    },
+    note() {
+      note.textContent = model.get("note");
     },
     opened() {
       button.setAttribute("aria-expanded", String(model.get("opened")));

@@ -25,6 +25,8 @@ class FoldHead(anywidget.AnyWidget):
     _esm = HERE / "folds_head.js"
     _css = HERE / "folds_head.css"
     title = traitlets.Unicode().tag(sync=True)
+    note = traitlets.Unicode().tag(sync=True)
+    """How it stands with the part, at the end of the line."""
     opened = traitlets.Bool(False).tag(sync=True)
 
 

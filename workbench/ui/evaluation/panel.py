@@ -7,6 +7,7 @@ Whatever a button does can be done from code: ``panel.evaluation.start(claim)``,
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -19,7 +20,7 @@ from workbench.ui import html
 from workbench.ui.evaluation.control import Claim, Evaluation
 from workbench.ui.folds_panel import Folds
 from workbench.ui.frame_panel import button, checkbox, framed
-from workbench.ui.sweeps.html import KEEP, KEPT
+from workbench.ui.sweeps.html import KEEP, KEPT, word_of
 from workbench.ui.ticker import Ticker
 
 LOOK_S = 0.5
@@ -57,6 +58,8 @@ class ClaimSection:
         self.state, self.log = widgets.HTML(html.live("")), widgets.HTML()
         self.picture = widgets.HTML()
         self.verdict = widgets.HTML()
+        self.judged = ""
+        """Verdicts of the claim as it was last drawn, in words."""
         self.controls = widgets.HBox(
             [self.run, self.cancel, self.retry, self.repeat, self.keep],
             layout={"flex_flow": "row wrap"},
@@ -110,6 +113,10 @@ class ClaimSection:
             self.verdict.value = html.paragraph(shown.error, "bad")
             return
         told = shown.value
+        self.judged = ", ".join(
+            f"{count} {word}" if count > 1 else word
+            for word, count in Counter(row["verdict"] for row in told["verdict"]).items()
+        )
         self.repeat.disabled = self.claim.live or not told["busy"]
         words = f"{self.claim.name}: {(self.claim.about.value or {}).get('claim', '')}"
         self.picture.value = html.picture(told["png"], words)
@@ -122,6 +129,12 @@ class ClaimSection:
                 html.table(told["provenance"], "Where the numbers come from"),
             ]
         )
+
+    @property
+    def note(self) -> str:
+        """How it stands with the claim, in few words."""
+        state = self.claim.status.state
+        return "; ".join(filter(None, ["" if state == "new" else word_of(state), self.judged]))
 
     def _show_state(self) -> None:
         claim, status = self.claim, self.claim.status
@@ -203,8 +216,9 @@ class EvaluationPanel:
     def tick(self) -> None:
         """Look at what runs, and show what is new."""
         changed = set(map(id, self.evaluation.poll()))
-        for section in self.sections:
+        for section, head in zip(self.sections, self.claims.heads, strict=True):
             section.update(changed=id(section.claim) in changed)
+            head.note = section.note
         said = self.evaluation.kicked()
         if said and (text := html.live(said)) != self.kicked.value:
             self.kicked.value = text
