@@ -57,7 +57,13 @@ def _checked(
     arguments: argparse.Namespace, window: int, store: Store, how: dict[str, Any]
 ) -> list[RunSpec]:
     """The specs, all of which are seen to be possible. Raises ValueError."""
-    from workbench.runs.inputs import check_inputs, check_methods, check_modules, check_weights
+    from workbench.runs.inputs import (
+        check_inputs,
+        check_methods,
+        check_modules,
+        check_starts,
+        check_weights,
+    )
     from workbench.runs.resolve import resolve
     from workbench.runs.runner import Job
 
@@ -67,7 +73,8 @@ def _checked(
     weights = check_weights(specs, store)
     for spec in specs:
         Job(spec, store, **how)
-    check_inputs(specs, store)  # which keeps tokens
+    check_inputs(specs, store)  # which keeps tokens, as the next one
+    check_starts(specs, store)
     for line in weights:
         Progress(sys.stderr).line(line)
     return specs

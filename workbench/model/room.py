@@ -48,3 +48,16 @@ def windows(tokens: int, seq: int) -> int:
             f"the text has {tokens} tokens, too few for one sample of {seq}: it takes {seq + 1}"
         )
     return count
+
+
+def trained_on(tokens: int, seq: int, share: float) -> int:
+    """How many of the first tokens are trained on where a share is held out, a sample at least.
+    Raises ValueError where either part has no sample."""
+    kept = tokens - max(seq + 1, round(share * tokens))
+    if kept <= seq:
+        raise ValueError(
+            f"the text has {tokens} tokens, too few to hold {share:g} of them, and a sample of "
+            f"{seq} at least, out and to train on another one: give a smaller eval_share, or a "
+            "longer text"
+        )
+    return kept

@@ -16,9 +16,9 @@ from workbench import cli
 from workbench.core.model_spec import ModelSpec
 from workbench.core.spec import RunSpec
 from workbench.runtime.checkpoint import checkpoint
+from workbench.runtime.checkpoint.continues import TEXT, check_start, decided_by
 from workbench.runtime.checkpoint.manifest import MANIFEST, Manifest, Saved, publish
-from workbench.training.continues import TEXT, decided_by
-from workbench.training.history import History, check_start
+from workbench.training.history import History
 
 UNIT = "unit-00000.safetensors"
 SPEC = RunSpec(method="plain", steps=50, save_every=1, model=ModelSpec(hidden=64))

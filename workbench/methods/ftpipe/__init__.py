@@ -12,8 +12,16 @@ from typing import Any
 from workbench.core.record import Outcome, RunRecord
 from workbench.core.reporter import Reporter
 from workbench.core.spec import RunSpec
+from workbench.model import units_of
 from workbench.profile.profile import Profile
 from workbench.schedule.plan import Plan
+
+
+def check(spec: RunSpec) -> None:
+    """Raise ValueError for a cut of other units than the model's, and ranks without a unit."""
+    from workbench.methods.ftpipe.planner import check_units
+
+    check_units(spec, units_of(spec.model))
 
 
 def plan(spec: RunSpec, profile: Profile) -> Plan:
