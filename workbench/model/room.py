@@ -56,8 +56,7 @@ def trained_on(tokens: int, seq: int, share: float) -> int:
     kept = tokens - max(seq + 1, round(share * tokens))
     if kept <= seq:
         raise ValueError(
-            f"the text has {tokens} tokens, too few to hold {share:g} of them, and a sample of "
-            f"{seq} at least, out and to train on another one: give a smaller eval_share, or a "
-            "longer text"
+            f"the text has {tokens} tokens, too few to hold a sample of {seq} out and to train on "
+            f"another one, with an eval_share of {share:g}; give a longer text, or less of both"
         )
     return kept

@@ -89,6 +89,7 @@ def test_what_is_not_sound_is_not_trusted(tmp_path, capsys, changes, words) -> N
     [
         ("tied", {}, None),
         ("hidden", {}, "made with hidden 2048, this run has 64: .*; set hidden to 2048"),
+        ("", {"form": "DeepSpeed"}, "by DeepSpeed in its own form, and nothing else goes on from"),
         ("", {"rope": None}, "made with rope None, which is unknown to this method and version"),
     ],
 )

@@ -18,10 +18,14 @@ from workbench.schedule.plan import Plan
 
 
 def check(spec: RunSpec) -> None:
-    """Raise ValueError for a cut of other units than the model's, and ranks without a unit."""
+    """Raise ValueError for a cut of other units than the model's, ranks without a unit, and a
+    partitioner that is not installed."""
     from workbench.methods.ftpipe.planner import check_units
+    from workbench.partition.metis import check_package
 
     check_units(spec, units_of(spec.model))
+    if spec.options.partitioner == "metis" and not spec.options.sizes:
+        check_package()
 
 
 def plan(spec: RunSpec, profile: Profile) -> Plan:

@@ -77,6 +77,7 @@ def check_continues(saved: Saved, ours: dict[str, Any], folder: Path) -> None:
     for what, there, here in (
         ("a pipeline of stages", PIPELINE in theirs, PIPELINE in ours),
         ("an engine in a loop of one's own", theirs_engine, engine),
+        (f"{theirs.get('form', 'a library')} in its own form", "form" in theirs, "form" in ours),
     ):
         if there != here:
             told = f"without {what}, which does not go"
