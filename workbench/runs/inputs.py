@@ -1,5 +1,5 @@
-"""A run's input files, seen to be usable before anything is written or started. Imports torch for
-Hugging Face configurations only, and numpy for what is read here.
+"""A run's input files, seen to be usable before anything is written or started. Imports torch where
+a model has to be made for that, or tokens to be read, and numpy for what is read here.
 
 A worker refuses them as well, since they may change; by then the run has a folder and a record.
 """
@@ -46,17 +46,14 @@ def check_starts(specs: list[RunSpec], store: Store) -> None:
     """Raise ValueError where the run that specs start from has no checkpoint of the same training:
     by manifests, before any text is read, then by the text, whose tokens are kept for the run. No
     module of a user's own is made for this, so its data is left to the worker."""
-    starts = [(spec, store.folder(key_of(spec))) for spec in specs if spec.start_from]
-    for spec, folder in starts:
-        check_start(spec, folder)
     with _kept_if_good(store):
-        for spec, folder in starts:
+        for spec in (spec for spec in specs if spec.start_from):
+            check_start(spec, folder := store.folder(key_of(spec)))
             if not spec.model.custom:
                 from workbench.model.held_out import load_part
 
                 model = make_model(spec.model, spec.seed)
-                text = load_part(spec, model, store.cache).digest
-                check_start(spec, folder, model, text)
+                check_start(spec, folder, model, load_part(spec, model, store.cache).digest)
 
 
 @contextmanager
@@ -80,8 +77,7 @@ def _check_inputs(specs: list[RunSpec], store: Store) -> None:
     for spec in specs:
         if spec.start_from:
             paths_of(spec, store.folder("unknown") / "checkpoints")
-    alike = {_asked(spec): spec for spec in reversed(specs)}
-    for spec in reversed(alike.values()):
+    for spec in {_asked(spec): spec for spec in specs}.values():
         _check_data(spec, store.cache)
     if held := [s.held_out.with_(eval_every=0, eval_epochs=0) for s in specs if s.eval_text]:
         try:
@@ -115,12 +111,7 @@ def _check_data(spec: RunSpec, cache: Path) -> None:
         if text not in BUNDLED and not user_path(text).exists():
             raise ValueError(f"there is nothing at {text!r}; name a file or a folder, or 'stdlib'")
         if model.family in PICTURED:
-            import torch
-
-            from workbench.model.families import module_of
-
-            with torch.device("meta"):
-                module_of(model, spec.seed)  # which refuses sizes
+            make_model(model, spec.seed)  # which refuses sizes
         if not (model.custom or (text == STDLIB and _roomy(spec))):
             from workbench.model.held_out import load_part
 
@@ -139,11 +130,9 @@ def _check_data(spec: RunSpec, cache: Path) -> None:
 
 def _roomy(spec: RunSpec) -> bool:
     """Whether a model of a family reads ``stdlib`` for sure."""
-    if spec.model.family in PICTURED:
-        return True
-    if spec.model.seq < ROOMY or not spec.tokenizer.startswith((AS_BYTES, "bpe:")):
-        return False
-    return spec.model.vocab >= _words(spec.tokenizer) + ROOMY
+    model, named = spec.model, spec.tokenizer.startswith((AS_BYTES, "bpe:"))
+    roomy = named and model.seq >= ROOMY and model.vocab >= _words(spec.tokenizer) + ROOMY
+    return roomy or model.family in PICTURED
 
 
 def _unsure(spec: RunSpec) -> bool:

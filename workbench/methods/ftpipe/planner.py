@@ -34,21 +34,10 @@ TRIES = 8
 def stages_of(spec: RunSpec, units: int) -> tuple[range, ...]:
     """The units of each stage of the spec's cut. Raises ValueError for stages that the model cannot
     have."""
-    check_units(spec, units)
-    return packs_of(spec.options.sizes)
-
-
-def check_units(spec: RunSpec, units: int) -> None:
-    """Raise ValueError for a cut of other units than so many, and where none is given for more
-    ranks than units."""
-    sizes = spec.options.sizes
-    if sizes and sum(sizes) != units:
-        raise ValueError(f"cut is {spec.options.cut!r}, {sum(sizes)} units; the model has {units}")
-    if spec.ranks > units:
-        raise ValueError(
-            f"ranks is {spec.ranks}; the model has {units} units (layers, embedding and head), so "
-            f"at most {units} ranks have any"
-        )
+    stages = packs_of(spec.options.sizes)
+    if (found := sum(map(len, stages))) != units:
+        raise ValueError(f"cut is {spec.options.cut!r}, {found} units; the model has {units}")
+    return stages
 
 
 def loans_of(spec: RunSpec, stages: Sequence[range]) -> list[Loan]:

@@ -133,10 +133,12 @@ def paths_of(spec: RunSpec, folder: Path) -> list[Path]:
     """Checkpoints of no more steps than a run has, its own, of `folder`, first, newest first.
     Raises ValueError where a run that is to start from another one has none at all."""
     folders = [folder] if spec.save_every else []
-    folders += [_source(spec, folder)] if spec.start_from else []
+    if spec.start_from:
+        named = user_path(spec.start_from)
+        run = named if named.is_dir() else folder.parents[1] / spec.start_from
+        folders.append(run / "checkpoints")
     paths = [path for each in folders for path, n in steps_in(each).items() if n <= spec.steps]
     if spec.start_from and not paths:
-        run = folders[-1].parent
         lacking = f"no such folder, and no run of that key in {folder.parents[1]}"
         if (run / MANIFEST).is_file():
             lacking = f"no run, but a checkpoint; give its run {run.parents[1]}, or --weights {run}"
@@ -144,13 +146,6 @@ def paths_of(spec: RunSpec, folder: Path) -> list[Path]:
             lacking = f"no whole checkpoint of at most {spec.steps} steps in {folders[-1]}"
         raise ValueError(f"start_from is {spec.start_from!r}; there is {lacking}")
     return paths
-
-
-def _source(spec: RunSpec, folder: Path) -> Path:
-    """Checkpoints of the run to start from: of a folder, or of a key beside this run's."""
-    named = user_path(spec.start_from)
-    run = named if named.is_dir() else folder.parents[1] / spec.start_from
-    return run / "checkpoints"
 
 
 def _flat(shared: dict[str, Any]) -> dict[str, Any]:
