@@ -93,14 +93,6 @@ def unit_by_unit(
     return Whole(model, units, seed=spec.seed, checkpoint=spec.activations != "keep")
 
 
-def refuse_host_activations(
-    spec: RunSpec, label: str, does: str = "keeps everything on the devices"
-) -> None:
-    """Raise ValueError, before anything is started, for activations that would go to the host."""
-    if spec.activations == "host":
-        raise ValueError(f"{label} {does}; activations cannot be 'host', use 'recompute' or 'keep'")
-
-
 def resident_note() -> str:
     """How much memory this process had at most, in words."""
     nbytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

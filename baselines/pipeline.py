@@ -30,7 +30,6 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, PipelineScheduleSingle
 
 from baselines.adamw import ClippedAdamW
-from baselines.common import refuse_host_activations
 from baselines.packed import Packed
 from baselines.plain_training import PlainTraining
 from baselines.stage_modules import Stage, Stages
@@ -56,9 +55,7 @@ def train(work: str, spec: RunSpec, report: Reporter, folder: Path) -> Outcome:
 
     Raises ValueError for what a pipeline cannot do, OutOfMemory past a device's budget, RankFailed.
     """
-    refuse_host_activations(spec, "a pipeline")
     model = make_model(spec.model, spec.seed)
-    stages_of(model, spec)
     for unit in range(model.num_units):
         for path in norms_in(model.skeleton(unit)):
             name = name_of(model, unit, path, COUNT)

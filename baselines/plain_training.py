@@ -20,7 +20,8 @@ from torch import Tensor, nn
 
 from baselines.adamw import ClippedAdamW
 from baselines.blocks import compile_blocks
-from baselines.common import decay_groups, named_units, refuse_host_activations
+from baselines.common import decay_groups, named_units
+from baselines.late import refuse_host_activations
 from baselines.states import ModuleHolder
 from baselines.stepping import NOTHING_MOVES, Resident
 from workbench.core.bytesize import format_bytes

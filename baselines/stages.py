@@ -12,6 +12,7 @@ from itertools import accumulate
 
 from workbench.core.division import packs_of
 from workbench.core.spec import RunSpec
+from workbench.model import units_of
 from workbench.partition.chain import min_max_partition
 
 BACKWARD = 2
@@ -34,10 +35,7 @@ def cut(
     """
     head = len(flops) - 1
     blocks = head - 1
-    if not 1 <= count <= blocks:
-        raise ValueError(
-            f"{count} stages need a block each, and the model has {blocks}; use 1 to {blocks} ranks"
-        )
+    check_blocks(count, blocks)
     work = [
         value * (1 + BACKWARD + (recompute and 0 < unit < head)) for unit, value in enumerate(flops)
     ]
@@ -66,6 +64,28 @@ def stages_for(
         return packs_of(given)
     count = spec.ranks * getattr(spec.options, "chunks", 1)
     return cut(flops, parameters, count, recompute=spec.activations != "keep")
+
+
+def check_blocks(stages: int, blocks: int) -> None:
+    """Raise ValueError for more stages than blocks."""
+    if not 1 <= stages <= blocks:
+        raise ValueError(
+            f"{stages} stages need a block each, and the model has {blocks}; use 1 to {blocks} "
+            "ranks"
+        )
+
+
+def check_stages(spec: RunSpec, stages: int) -> None:
+    """Raise ValueError for given ones that are not so many or not of the model's units, and where
+    none are given for more than `cut` finds."""
+    given, units = spec.options.given_stages, units_of(spec.model)
+    if given and (len(given), sum(given)) != (stages, units):
+        raise ValueError(
+            f"stages {spec.options.stages!r} are {len(given)} of {sum(given)} units; the ranks "
+            f"have {stages} stages and the model {units} units"
+        )
+    if not given:
+        check_blocks(stages, units - 2)
 
 
 def share_of(samples: int, rank: int, ranks: int) -> range:

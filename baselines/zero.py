@@ -28,7 +28,6 @@ from baselines.common import (
     decay_groups,
     micro_batches,
     named_units,
-    refuse_host_activations,
     resident_note,
     share,
 )
@@ -70,19 +69,12 @@ def train(
     """Train with DeepSpeed under the adapter's configuration; `work` is the module whose `training`
     each of several ranks enters.
 
-    Raises ValueError for what DeepSpeed does not offer and for samples that do not divide evenly
-    among ranks, OutOfMemory when a budget was passed, RankFailed.
+    Raises OutOfMemory when a budget was passed, RankFailed.
     """
     if spec.ranks == 1 or not work:
         with training(spec, report, folder, adapter) as run:
             run.run()
             return run.outcome()
-    _refuse(spec, adapter)
-    if spec.microbatch % spec.ranks:
-        raise ValueError(
-            f"{adapter.label} gives every rank as many samples: a micro-batch of {spec.microbatch} "
-            f"does not divide among {spec.ranks} ranks"
-        )
     # Before two ranks build the same.
     make_operators(report, resolve_device(spec.device), adapter.label, disk=bool(adapter.scratch))
     with _scratch(adapter):
@@ -98,7 +90,6 @@ def training(
     DeepSpeed itself is left standing: tearing it down has been seen to abort the process, and the
     process is the worker's, which ends anyway once its record is written.
     """
-    _refuse(spec, adapter)
     device = resolve_device(spec.device)
     use_rank_threads(device.type, spec.ranks)
     make_operators(report, device, adapter.label, disk=bool(adapter.scratch))
@@ -240,16 +231,6 @@ class ZeroTraining(Stepping):
             ],
             peak=self.account.peak_bytes,
             moved=self.account.moved_bytes,
-        )
-
-
-def _refuse(spec: RunSpec, adapter: Adapter) -> None:
-    refuse_host_activations(spec, adapter.label, "keeps or recomputes activations")
-    if spec.save_every and adapter.scratch is not None:
-        raise ValueError(
-            f"{adapter.label} cannot save checkpoints while optimizer states are on the disk "
-            f"(DeepSpeed refuses the second one); save_every is {spec.save_every}, use 0, or "
-            "optimizer_tier 'host'"
         )
 
 

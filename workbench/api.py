@@ -22,7 +22,7 @@ from workbench.core.spec import RunSpec
 from workbench.runs.answer import Answer
 from workbench.runs.best import answer_all, recommend
 from workbench.runs.events import Event
-from workbench.runs.inputs import check_inputs, check_methods
+from workbench.runs.inputs import check_inputs, check_methods, check_starts
 from workbench.runs.logs import read_log
 from workbench.runs.overrides import make_spec
 from workbench.runs.progress import Progress
@@ -65,6 +65,7 @@ def run(
         resolved = resolve(make_spec(_fields(spec), as_text(_changes(spec, fields))), store.root)
         check_methods([resolved])
         check_inputs([resolved], store)
+        check_starts([resolved], store)
         how = {"timeout": timeout, "log": log, "force": force}
         with _told(on_event, quiet, spec=resolved) as (progress, watch):
             record = run_spec(resolved, store, on_event=watch, **how)

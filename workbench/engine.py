@@ -40,10 +40,10 @@ from workbench.model.weights.given import Given
 from workbench.ranks.alike import RATE, code_of, training
 from workbench.ranks.peers import Peers
 from workbench.runs.store import REPOSITORY_RESULTS
+from workbench.runtime.checkpoint.continues import OtherTraining
 from workbench.runtime.checkpoint.manifest import Saved, newest, step_name, steps_in
 from workbench.runtime.memory.storage import DTYPES
 from workbench.schedule.plan import Plan
-from workbench.training.continues import OtherTraining
 from workbench.training.loop import OutsideRate, Steps, Task
 from workbench.training.optimizer_settings import settings_of
 from workbench.training.run import resolve_device

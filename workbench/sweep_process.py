@@ -24,7 +24,7 @@ from workbench.core.record import RunRecord
 from workbench.runs.campaign import Campaign, Status
 from workbench.runs.events import Event, EventLog
 from workbench.runs.executors import executor_of
-from workbench.runs.inputs import check_inputs
+from workbench.runs.inputs import check_inputs, check_starts
 from workbench.runs.polled import PolledRuns
 from workbench.runs.runner import POLL_S
 from workbench.runs.store import Store
@@ -47,6 +47,7 @@ def sweep_of(
     store = Store(results or file.results)
     Campaign(store, file.name)  # raises for a name that no sweep can have
     check_inputs(file.specs, store)
+    check_starts(file.specs, store)
     return Sweep(
         file.specs,
         store,

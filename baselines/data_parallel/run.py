@@ -23,9 +23,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from baselines.common import micro_batches, refuse_host_activations, share
+from baselines.common import micro_batches, share
 from baselines.plain_training import PlainTraining
-from baselines.stages import check_shares, share_of
+from baselines.stages import share_of
 from workbench.core.record import Outcome
 from workbench.core.reporter import Reporter
 from workbench.core.spec import RunSpec
@@ -38,10 +38,8 @@ BUCKET_MIB = 25
 def train(spec: RunSpec, report: Reporter, folder: Path) -> Outcome:
     """Train with everything on every rank's device.
 
-    Raises ValueError for what cannot be, OutOfMemory past a device's budget, RankFailed.
+    Raises OutOfMemory past a device's budget, RankFailed.
     """
-    check_shares(spec.microbatch, spec.ranks)
-    refuse_host_activations(spec, "data parallelism")
     return trained_ranks.train(__name__, spec, report, folder)
 
 

@@ -12,9 +12,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from baselines.late import refuse_host_activations
 from baselines.parallel_plan import plan_of
 from baselines.parallel_step import Step, line_of
-from baselines.stages import cut
+from baselines.stages import check_stages, cut
 from workbench.core.division import packs_of
 from workbench.core.spec import RunSpec
 from workbench.methods.pipeline.orders import in_flight, lists
@@ -33,20 +34,22 @@ TIED = 3
 """Turn of the sum of a tied weight's gradients."""
 
 
+def check(spec: RunSpec) -> None:
+    """Raise ValueError for stages that the model has not, and activations on the host."""
+    refuse_host_activations(spec, LABEL)
+    check_stages(spec, spec.ranks // spec.options.copies)
+
+
 def stages_of(
     spec: RunSpec, flops: Sequence[float], parameters: Sequence[int]
 ) -> tuple[range, ...]:
     """The units of each stage, from the forward operations and the parameters of each unit. Raises
-    ValueError for stages that are not those of the model."""
-    positions, given = spec.ranks // spec.options.copies, spec.options.given_stages
-    if not given:
-        return cut(flops, parameters, positions, recompute=spec.activations != "keep")
-    if (len(given), sum(given)) != (positions, len(flops)):
-        raise ValueError(
-            f"stages {spec.options.stages!r} are {len(given)} of {sum(given)} units; there are "
-            f"{positions} stages, and the model has {len(flops)} units"
-        )
-    return tuple(packs_of(given))
+    ValueError as `check`."""
+    check(spec)
+    if given := spec.options.given_stages:
+        return tuple(packs_of(given))
+    positions = spec.ranks // spec.options.copies
+    return cut(flops, parameters, positions, recompute=spec.activations != "keep")
 
 
 def plan(spec: RunSpec, profile: Profile) -> Plan:

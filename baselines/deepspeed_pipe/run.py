@@ -20,7 +20,7 @@ from torch import Tensor
 
 from baselines import zero
 from baselines.blocks import compile_blocks
-from baselines.common import decay_groups, refuse_host_activations
+from baselines.common import decay_groups
 from baselines.deepspeed_pipe.planner import LABEL, stages_of
 from baselines.deepspeed_rank import FilesOfRanks, be_a_rank, make_operators
 from baselines.plain_training import PlainTraining
@@ -30,7 +30,6 @@ from baselines.stepping import Stepping
 from workbench.core.record import Outcome
 from workbench.core.reporter import Reporter
 from workbench.core.spec import RunSpec
-from workbench.model import make_model
 from workbench.model.base import LayeredModel
 from workbench.runtime.executor.threads import use_rank_threads
 from workbench.runtime.memory.device_budget import device_meter
@@ -43,11 +42,8 @@ from workbench.training.run import resolve_device
 def train(spec: RunSpec, report: Reporter, folder: Path) -> Outcome:
     """Train with a stage on every rank's device.
 
-    Raises ValueError for what DeepSpeed's pipeline cannot do, OutOfMemory past a device's budget,
-    RankFailed.
+    Raises OutOfMemory past a device's budget, RankFailed.
     """
-    refuse_host_activations(spec, LABEL)
-    _stages(make_model(spec.model, spec.seed), spec)
     # Before two ranks build the same.
     make_operators(report, resolve_device(spec.device), LABEL, offload=False)
     return trained_ranks.train(__name__, spec, report, folder)

@@ -19,7 +19,8 @@ from torch import Tensor
 
 from baselines.adamw import global_norm
 from baselines.common import named_units
-from baselines.fsdp.run import FsdpTraining, refuse
+from baselines.fsdp.planner import check
+from baselines.fsdp.run import FsdpTraining
 from baselines.states import ModuleHolder, masters_by_unit
 from workbench.core.spec import RunSpec
 from workbench.model.draws import Draws
@@ -38,7 +39,7 @@ from workbench.training.run import resolve_device
 
 def driven(task: Task) -> Steps:
     """Steps that a user's loop asks for. Raises ValueError for what FSDP2 does not offer."""
-    refuse(task.spec)
+    check(task.spec)
     peers, kind = task.peers, FsdpTraining
     if len(peers.folders) > 1:
         check_alike(task, peers.group)

@@ -6,17 +6,30 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from baselines import zero_plan
+from baselines.late import refuse_host_activations
 from baselines.zero_plan import Release, activation_bytes
+from workbench.core.host import resolve_device
 from workbench.core.spec import VALUE_BYTES, RunSpec
 from workbench.profile.profile import Profile
 from workbench.schedule.plan import Plan
 
+LABEL = "FSDP2"
 TRANSFER_BYTES = 4
 """Bytes of a weight and of a gradient on the link: they are narrowed and widened on the device."""
 FLEETING_BLOCKS = 6
 """Blocks whose fp32 weights or gradients are on the device on their way."""
 FRAGMENTS = 0.1
 """Share of the device's memory that is lost between allocations."""
+
+
+def check(spec: RunSpec) -> None:
+    """Raise ValueError for what FSDP2's offload does not have."""
+    refuse_host_activations(spec, LABEL, "keeps or recomputes activations")
+    if spec.device_memory is not None and resolve_device(spec.device) == "cpu":
+        raise ValueError(
+            f"device_memory is {spec.device_memory}, which cannot be kept on a cpu: {LABEL} frees "
+            "weights unseen by the code that counts them; leave it out"
+        )
 
 
 def plan(spec: RunSpec, profile: Profile) -> Plan:

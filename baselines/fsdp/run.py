@@ -32,11 +32,10 @@ from baselines.common import (
     cap_device,
     decay_groups,
     named_units,
-    refuse_host_activations,
     resident_note,
     unit_by_unit,
 )
-from baselines.fsdp.planner import kept_blocks
+from baselines.fsdp.planner import LABEL, kept_blocks
 from baselines.host_adam import fastest
 from baselines.stepping import Stepping
 from baselines.transfer_counter import TransferCounter
@@ -53,29 +52,16 @@ from workbench.runtime.memory.tiers import OutOfMemory
 from workbench.runtime.transport.loopback import join
 from workbench.training.run import resolve_device
 
-LABEL = "FSDP2"
-
 
 def train(spec: RunSpec, report: Reporter, folder: Path) -> Outcome:
     """Train with FSDP2; its process group is gone when this returns or raises.
 
-    Raises ValueError for what FSDP2 does not offer, OutOfMemory when a budget is too small.
+    Raises OutOfMemory when a budget is too small.
     """
-    refuse(spec)
     with single_rank(resolve_device(spec.device)):
         run = FsdpTraining(spec, report, folder)
         run.run()
         return run.outcome()
-
-
-def refuse(spec: RunSpec) -> None:
-    """Raise ValueError for what FSDP2's offload does not have."""
-    refuse_host_activations(spec, LABEL, "keeps or recomputes activations")
-    if spec.device_memory is not None and resolve_device(spec.device).type == "cpu":
-        raise ValueError(
-            f"device_memory is {spec.device_memory}, which cannot be kept on a cpu: {LABEL} frees "
-            "weights unseen by the code that counts them; leave it out"
-        )
 
 
 @contextmanager

@@ -2,5 +2,6 @@
 
 from baselines.megatron.planner import plan
 from baselines.megatron.run import train, weights_of
+from workbench.methods.offload.resident import check
 
-__all__ = ["plan", "train", "weights_of"]
+__all__ = ["check", "plan", "train", "weights_of"]

@@ -1,8 +1,13 @@
 """Plain training in torch, everything on the device: the roof that offloading is measured by."""
 
-from baselines.late import training_in
+from functools import partial
+
+from baselines.late import refuse_host_activations, training_in
 from baselines.plain.planner import plan
 
-__all__ = ["plan", "train"]
+__all__ = ["check", "plan", "train"]
 
-train = training_in("baselines.plain_training")
+check = partial(
+    refuse_host_activations, label="plain training", does="keeps everything on the device"
+)
+train = training_in("baselines.plain_training", check)

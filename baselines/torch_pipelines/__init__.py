@@ -11,10 +11,11 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+from baselines.late import refuse_host_activations
+from baselines.stages import check_stages
 from workbench.core.record import Outcome
 from workbench.core.reporter import Reporter
 from workbench.core.spec import RunSpec
-from workbench.model import units_of
 from workbench.profile.profile import Profile
 from workbench.schedule.plan import Plan
 
@@ -43,14 +44,10 @@ def plan(spec: RunSpec, profile: Profile) -> Plan:
 
 
 def check(spec: RunSpec) -> None:
-    """Raise ValueError for micro-batches that torch's schedule cannot divide, and for stages of
-    other ranks or units."""
-    stages, given = spec.ranks * getattr(spec.options, "chunks", 1), spec.options.given_stages
-    if given and (len(given), sum(given)) != (stages, units := units_of(spec.model)):
-        raise ValueError(
-            f"stages {spec.options.stages!r} are {len(given)} of {sum(given)} units; the ranks "
-            f"have {stages} stages and the model {units} units"
-        )
+    """Raise ValueError for micro-batches that torch's schedule cannot divide, for stages of other
+    ranks or units, and activations that would go to the host."""
+    refuse_host_activations(spec, "a pipeline")
+    check_stages(spec, spec.ranks * getattr(spec.options, "chunks", 1))
     if spec.method == "torch-1f1b" and spec.microbatches < spec.ranks:
         raise ValueError(
             f"torch's 1F1B needs a micro-batch for each of {spec.ranks} stages; microbatches is "

@@ -74,5 +74,5 @@ def adapter(spec: RunSpec, folder: Path) -> Adapter:
     )
 
 
-train, training = by_deepspeed(adapter, __name__)
+check, train, training = by_deepspeed(adapter, __name__, LABEL)
 """The states on the disk, if any, are gone when a training returns or raises."""

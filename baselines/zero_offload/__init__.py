@@ -2,6 +2,6 @@
 
 from baselines.late import weights_of
 from baselines.zero_offload.planner import plan
-from baselines.zero_offload.run import train
+from baselines.zero_offload.run import check, train
 
-__all__ = ["plan", "train", "weights_of"]
+__all__ = ["check", "plan", "train", "weights_of"]

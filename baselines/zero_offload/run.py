@@ -44,4 +44,4 @@ def adapter(spec: RunSpec, folder: Path) -> Adapter:
     return Adapter(label=LABEL, settings=settings)
 
 
-train, training = by_deepspeed(adapter, __name__)
+check, train, training = by_deepspeed(adapter, __name__, LABEL)

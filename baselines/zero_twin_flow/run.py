@@ -61,4 +61,4 @@ def adapter(spec: RunSpec, folder: Path) -> Adapter:
     return Adapter(label=LABEL, settings=by_share, sharded=True, own_adam=True, notes=told)
 
 
-train, _ = by_deepspeed(adapter, "")
+check, train, _ = by_deepspeed(adapter, "", LABEL)

@@ -138,7 +138,7 @@ def test_a_module_of_the_users_is_a_task(partition, tmp_path):
      ("vision --model vgg16_bn --hidden 8 --no_recomputation --save-memory-mode", "vgg")],
 )  # fmt: skip
 def test_published_tasks_have_models(partition, tmp_path, task: str, family: str) -> None:
-    small = "" if "vision" in task else "--hidden 16 --heads 2 --seq 8 --vocab 256"
+    small = "" if "vision" in task else "--hidden 16 --heads 2 --seq 8 --vocab 512"
     code, out, error = partition(f"{task} {small} -p 2 -b 2 -m pipedream --device cpu -o one")
     assert code == 0, error
     made = registered(tmp_path, "one")

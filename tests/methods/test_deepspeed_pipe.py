@@ -146,7 +146,10 @@ def test_plans_are_proved(stages, replicas, dtype):
     [
         ({"activations": "host"}, "activations cannot be 'host'"),
         ({"ranks": 6}, "6 stages need a block each, and the model has 5"),
-        ({"stages": "3 3"}, "stages '3 3' are 2 of 6 units; there are 2 stages, and the model has"),
+        (
+            {"stages": "3 3"},
+            "stages '3 3' are 2 of 6 units; the ranks have 2 stages and the model 7",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_starts(changes, message, tmp_path):

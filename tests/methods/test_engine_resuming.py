@@ -11,8 +11,8 @@ from torch.optim import lr_scheduler
 
 from tests.methods.harness import half
 from tests.methods.loops import LR, Net, batches, in_groups, loss_of, net
+from workbench.runtime.checkpoint.continues import FROZEN, NO_DECAY
 from workbench.runtime.checkpoint.manifest import Saved
-from workbench.training.continues import FROZEN, NO_DECAY
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,8 @@ def complaint(
         (["run", "-m", "l2l", "--device", "cuda"], "device is cuda, but"),
         (["run", "-m", "l2l", "--device-memory", "32G"], "'32G' is not an amount of memory"),
         (["run", "-m", "l2l", "--timeout", "-1"], "the time limit is -1.0 seconds"),
+        (["run", "-m", "l2l", "--cut"], "--cut: expected one argument; did you mean --cut-rows?"),
+        (["run", "-m", "l2l", "--cut", "1"], "of ftpipe, not of l2l; did you mean --cut-rows?"),
         (["run", "-m", "l2l", "--lay", "4"], "unrecognized arguments: --lay"),
         (["plan", "--lagest"], "--lagest, did you mean --largest?; see workbench plan --help"),
         (["sweep", "--retry", "a.json"], "see workbench sweep --help"),
@@ -87,7 +89,7 @@ def test_bad_flags(words: list[str], sentence: str, tmp_path: Path, complaint) -
 
 def test_a_folder_to_start_from_without_checkpoints_is_named(tmp_path: Path, complaint) -> None:
     said = complaint("run", "-m", "plain", "--start-from", tmp_path, "--results", tmp_path / "new")
-    assert f"--start-from is '{tmp_path}'; there are no" in said
+    assert f"--start-from is '{tmp_path}'; there is no whole checkpoint of at most 10" in said
     assert not (tmp_path / "new").exists()
 
 

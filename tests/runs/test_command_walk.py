@@ -33,12 +33,33 @@ FILES = {
     "binary": b"\xff\xfe\x00a", "empty": b"", "short": b"abc", "brackets": BRACKETS.encode(),
     "twice": b'{"method": "l2l", "lr": 1, "lr": 2}', "utf16": '{"method": "l2l"}'.encode("utf-16"),
     "list": b"[]", "no-type": b'{"model_type": {}}', "odd-type": b'{"model_type": "x"}',
+    "few": b"abab" * 5, "failing.py": b"def net(spec):\n    raise OSError(spec)",
     "gpt2": b'{"model_type": "gpt2", "n_layer": null}', "own.py": b"open('imported', 'w')",
 }  # fmt: skip
 TINY = {"layers": 2, "hidden": 32, "heads": 2, "seq": 16, "vocab": 256, "device": "cpu"}
 RUN = ["run", *(word for name, value in TINY.items() for word in (f"--{name}", str(value)))]
 
+STAGES = ["-b", "1", "--ranks", "2"]
+LATE = [  # what only the process that trains would know, if nobody asked before
+    *(
+        ["-m", m, "--activations", "host"]
+        for m in ("megatron-lm", "zero-infinity", "plain", "fsdp")
+    ),
+    *(["-m", m, *STAGES, "--activations", "host"] for m in ("torch-gpipe", "deepspeed-pipe")),
+    *(["-m", m, f"--{flag}", "on"] for m in ("plain", "l2l") for flag in ("compile", "replay")),
+    ["-m", "fsdp", "--device-memory", "1GiB"],
+    ["-m", "zero-infinity", "--save-every", "1", "--optimizer-tier", "disk"],
+    *(["-m", m, "--ranks", "5"] for m in ("torch-gpipe", "ftpipe", "data-parallel")),
+    *(["-m", m, *STAGES, "--stages", "1 1"] for m in ("torch-gpipe", "deepspeed-pipe")),
+    ["-m", "ftpipe", "--ranks", "2", "--cut", "1 1"],
+    ["-m", "plain", "--tokenizer", "bpe:300"],
+    ["-m", "plain", "--eval-every", "1", "--eval-share", "0.99999999"],
+    ["-m", "plain", "--text", "few", "--tokenizer", "bpe:270", "--set", "vocab=270"],
+    *(["-m", "plain", "--set", f"family={name}"] for name in ("bert", "t5", "vgg", "failing:net")),
+    ["-m", "plain", "--set", "family=vit", "--text", "."],
+]
 NAMED = [
+    *([*RUN, *words] for words in LATE),
     [*RUN, "-m", "l2l", "--lr", "1e-3", "--min-lr", "1e-2"],
     [*RUN, "-m", "l2l", "--steps", "4", "--warmup-steps", "5"],
     [*RUN, "-m", "l2l", "--steps", "9", "--warmup-steps", "5", "--set", "lr_decay_steps=4"],

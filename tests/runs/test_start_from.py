@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -15,14 +18,16 @@ from tests.methods import plain
 from tests.methods.harness import Silent, fork_ranks
 from tests.methods.harness import run as train
 from tests.methods.torch_named import gpipe, one_f_one_b
+from workbench import cli
+from workbench.cli.words import BAD_INPUT, INTERRUPTED
 from workbench.core import methods
 from workbench.core.model_spec import ModelSpec
 from workbench.core.spec import RunSpec
 from workbench.methods import stronghold
 from workbench.runs.resolve import resolve
 from workbench.runs.store import Store
-from workbench.runtime.checkpoint.manifest import Manifest, Saved
-from workbench.training.continues import check_continues, decided_by
+from workbench.runtime.checkpoint.continues import check_continues, decided_by
+from workbench.runtime.checkpoint.manifest import MANIFEST, Manifest, Saved
 
 FIRST, STEPS = 3, 6
 
@@ -90,7 +95,6 @@ def test_torchs_own_training_goes_on_from_ours_and_back(
     [
         ({"start_from": "another"}, "there is no such folder, and no run of that key in"),
         ({"lr": 2e-3}, "was made with lr 0.001, this run has 0.002"),
-        ({"steps": FIRST - 1}, "there is no whole checkpoint of at most 2 steps in"),
     ],
 )
 def test_what_cannot_be_gone_on_from_is_one_sentence(tmp_path: Path, changes, words) -> None:
@@ -118,6 +122,46 @@ def test_a_configuration_that_was_moved_is_the_same_model_and_its_weights_fit(
             go_on(decided_by(spec_for("plain", **changes)))
     with pytest.raises(ValueError, match=r"set hidden to 16, or begin"):
         go_on(decided_by(spec_for("plain", model=replace(here, hidden=8))))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"lr": 2e-3}, "was made with lr 0.001, this run has 0.002"),
+        ({"batch": 2}, "was made with batch 4, this run has 2"),
+        ({"seed": 7}, "was made with seed"),
+        ({"text": "other.txt"}, "train on that text"),
+        ({"eval_every": 1}, "train on that text"),
+        ({"method": "zero-offload"}, "has checkpoints of its engine's own form"),
+        ({"steps": FIRST - 1}, "no whole checkpoint of at most 2 steps in"),
+        ({"start_from": "{checkpoint}"}, "no run, but a checkpoint; give its run"),
+        ({"start_from": "torn"}, "is missing, or has not all of its"),
+        ({"start_from": "flipped"}, "has no valid checksum"),
+        ({}, ""),
+    ],
+    ids=str,
+)
+def test_a_command_refuses_a_start_before_it_writes_anything(
+    changes, words, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    """All that manifests and the text tell; the last one is let through."""
+    store, began = Store(tmp_path / "results"), spec_for("stronghold", steps=FIRST)
+    train(stronghold, began.with_(save_every=FIRST), first := store.folder("first"))
+    (saved,) = (first / "checkpoints").glob("step-*")
+    for key, file, size in (("torn", "unit-00002.safetensors", 9), ("flipped", MANIFEST, 99)):
+        shutil.copytree(first, store.folder(key))
+        os.truncate(store.folder(key) / "checkpoints" / saved.name / file, size)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "other.txt").write_text("a text of few words, " * 99)
+    spec = spec_for(**{"method": "l2l", "start_from": "first"} | changes)
+    spec = spec.with_(start_from=spec.start_from.format(checkpoint=saved))
+    (tmp_path / "spec.json").write_text(json.dumps(spec.to_dict()))
+    there = {*tmp_path.rglob("*")}
+    monkeypatch.setattr("workbench.runs.runner.run", Mock(side_effect=KeyboardInterrupt))
+    asked = ["run", "--spec", "spec.json", "--results", str(store.root)]
+    assert cli.main(asked) == (BAD_INPUT if words else INTERRUPTED)
+    assert words in capsys.readouterr().err
+    assert {*tmp_path.rglob("*")} == there
 
 
 @pytest.mark.parametrize("method", ["harmony-pp", "l2l", "pp-swap"])

@@ -57,17 +57,18 @@ def _checked(
     arguments: argparse.Namespace, window: int, store: Store, how: dict[str, Any]
 ) -> list[RunSpec]:
     """The specs, all of which are seen to be possible. Raises ValueError."""
-    from workbench.runs.inputs import check_inputs, check_methods, check_modules, check_weights
+    from workbench.runs import inputs
     from workbench.runs.resolve import resolve
     from workbench.runs.runner import Job
 
     specs = [resolve(s, store.root) for s in specs_from(arguments, window=window)]
-    check_methods(specs)
-    check_modules(specs)
-    weights = check_weights(specs, store)
+    inputs.check_methods(specs)
+    inputs.check_modules(specs)
+    weights = inputs.check_weights(specs, store)
     for spec in specs:
         Job(spec, store, **how)
-    check_inputs(specs, store)  # which keeps tokens
+    inputs.check_inputs(specs, store)  # which keeps tokens, as the next one
+    inputs.check_starts(specs, store)
     for line in weights:
         Progress(sys.stderr).line(line)
     return specs

@@ -66,7 +66,15 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise ValueError instead of ending the process."""
+        if lacks := re.fullmatch(r"argument (?:-\w/)?(--[\w-]+): expected one argument", message):
+            message += _longer(lacks[1])
         raise ValueError(f"{message}; see {self.prog} --help")
+
+
+def _longer(given: str) -> str:
+    """Words on a switch whose name begins so, for a flag that lacks a value or has no meaning."""
+    switches = (flag(name) for name in FIELDS if field_of(name).kind is bool)
+    return next((f"; did you mean {x}?" for x in switches if x.startswith(f"{given}-")), "")
 
 
 def add_spec_flags(
@@ -199,6 +207,11 @@ def specs_from(
         changes = of_config(arguments.hf_config, changes, data, "--hf-config")
     asked = changes.pop("method", data.get("method", "all"))
     asked = asked if arguments.method is None else arguments.method
+    for name in changes.keys() & catalogue().keys():
+        meant = _longer(flag(name))
+        if meant and asked != "all" and not takes(asked, name):
+            of = f"an option of {', '.join(catalogue()[name].methods)}, not of {asked}"
+            raise ValueError(f"{name} is {changes[name]!r}, {of}{meant}")
     specs = specs_for(data, changes, asked, peers=peers, refused=refused)
     if window != "auto" and not {"window"} & {*changes, *data, *data.get("options", {})}:
         specs = [

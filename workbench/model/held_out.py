@@ -20,6 +20,7 @@ from workbench.model.base import LayeredModel
 from workbench.model.draws import Draws
 from workbench.model.keys import permuted, place_of
 from workbench.model.pairs import Pairs
+from workbench.model.room import trained_on
 from workbench.model.row_samples import read_samples
 from workbench.model.text import Batches, load_text
 
@@ -30,10 +31,10 @@ if TYPE_CHECKING:
 
 
 def load_part(
-    spec: RunSpec, model: LayeredModel, cache: Path | None = None, *, held_out: bool = False
+    spec: RunSpec, model: LayeredModel | None, cache: Path | None = None, *, held_out: bool = False
 ) -> Batches | Draws:
-    """The data that a run trains on, or that it holds out. Raises ValueError as the loaders do, and
-    for data too small to hold a sample out."""
+    """The data that a run trains on, or that it holds out. A family's own data needs no `model`.
+    Raises ValueError as the loaders do, and for data too small to hold a sample out."""
     share = spec.eval_share if spec.evaluates and not spec.eval_text else 0.0
     spec = spec.held_out if held_out else spec
     if spec.model.rows:
@@ -51,8 +52,8 @@ def load_part(
 
     own = share and holds_out(spec.model, spec.text)
     data = load_data(
-        spec.model, spec.text, spec.tokenizer, seed=spec.seed, cache=cache, classes=model.classes,
-        held_out=bool(own and held_out),
+        spec.model, spec.text, spec.tokenizer, seed=spec.seed, cache=cache,
+        classes=model and model.classes, held_out=bool(own and held_out),
     )  # fmt: skip
     if share and not own:
         data = _divided(data, share, held_out)
@@ -105,11 +106,5 @@ def _divided(data: Data, share: float, held_out: bool) -> Data:
 
 def _of_text(batches: Batches, share: float, held_out: bool) -> Batches:
     """Raises ValueError where a part has no sample."""
-    count, seq = len(batches.tokens), batches.seq
-    kept = count - max(seq + 1, round(share * count))
-    if kept <= seq:
-        raise ValueError(
-            f"the text has {count} tokens, too few to hold a sample of {seq} out and to train on "
-            "another one"
-        )
+    kept = trained_on(len(batches.tokens), batches.seq, share)
     return batches.part(slice(kept, None) if held_out else slice(kept))

@@ -94,7 +94,7 @@ def understood(path: str | Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        reason = next(iter(str(error).splitlines()), "")
+        reason = " ".join(map(str.strip, str(error).splitlines()[:2]))
         raise ValueError(
             f"{path} describes no model that transformers makes: {type(error).__name__}: {reason}"
         ) from None

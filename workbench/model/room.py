@@ -48,3 +48,15 @@ def windows(tokens: int, seq: int) -> int:
             f"the text has {tokens} tokens, too few for one sample of {seq}: it takes {seq + 1}"
         )
     return count
+
+
+def trained_on(tokens: int, seq: int, share: float) -> int:
+    """How many of the first tokens are trained on where a share is held out, a sample at least.
+    Raises ValueError where either part has no sample."""
+    kept = tokens - max(seq + 1, round(share * tokens))
+    if kept <= seq:
+        raise ValueError(
+            f"the text has {tokens} tokens, too few to hold a sample of {seq} out and to train on "
+            f"another one, with an eval_share of {share:g}; give a longer text, or less of both"
+        )
+    return kept

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Literal
 
 from workbench.partition.placement import Placement, placed
@@ -34,13 +35,18 @@ class Metis:
     """Each part is connected."""
 
 
+def check_package() -> None:
+    """Raise ValueError where METIS is missing."""
+    if not find_spec("pymetis"):
+        raise ValueError("metis needs the package pymetis: pip install pymetis")
+
+
 def metis(problem: Problem, settings: Metis, seed: int) -> Placement:
     """The first attempt whose parts are one stage a device; else the fastest, with parts split into
     stages. Raises ValueError where the package is missing, and where no attempt fits in memory."""
-    try:
-        import pymetis
-    except ImportError:
-        raise ValueError("metis needs the package pymetis: pip install pymetis") from None
+    check_package()
+    import pymetis
+
     first = seed if settings.metis_seed is None else settings.metis_seed
     starts, neighbours, sizes = _rows(problem)
     found: list[Placement] = []

@@ -1,14 +1,16 @@
-"""A run's input files, seen to be usable before anything is written or started. Imports torch for
-Hugging Face configurations only, and numpy for what is read here.
+"""A run's input files, seen to be usable before anything is written or started. Imports torch where
+a model has to be made for that, or tokens to be read, and numpy for what is read here.
 
 A worker refuses them as well, since they may change; by then the run has a folder and a record.
 """
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from workbench.core import methods
 from workbench.core.model_spec import ANSWERING, GPT_FAMILY, OF_DECODERS, PICTURED
@@ -18,23 +20,50 @@ from workbench.core.spec import RunSpec
 from workbench.model import make_model
 from workbench.model.corpus import BUNDLED, DIGITS, STDLIB, read_corpus
 from workbench.model.hf_config import spec_from_config
-from workbench.model.room import BYTES, IDS, bpe_size, check_room, windows
+from workbench.model.room import BYTES, IDS, bpe_size, check_room, trained_on, windows
 from workbench.model.tokenizer_folder import AS_BYTES, FILE, is_folder
 from workbench.runs.chosen import possible
-from workbench.runs.resolve import begins_from
+from workbench.runs.resolve import begins_from, key_of
 from workbench.runs.store import Store
+from workbench.runtime.checkpoint.continues import check_start, paths_of
+
+ROOMY = 8
+"""Tokens of a sample, and words beside a tokenizer's, with which any model reads ``stdlib``."""
+LONGEST_TOKEN = 64
+"""Bytes; texts of many samples have more tokens than one in so many."""
 
 
 def check_inputs(specs: list[RunSpec], store: Store) -> None:
     """Raise ValueError for a model, a text, a tokenizer or a run to start from that is not there or
-    cannot be used, as far as that shows without tokenizing a text. Each is read once; tokens of
-    rows, which are long in the making, are kept in the store for its runs, unless something is
+    cannot be used, as far as that shows without tokenizing a long text. Each is read once; tokens
+    of rows, which are long in the making, are kept in the store for its runs, unless something is
     refused."""
+    with _kept_if_good(store):
+        _check_inputs(specs, store)
+
+
+def check_starts(specs: list[RunSpec], store: Store) -> None:
+    """Raise ValueError where the run that specs start from has no checkpoint of the same training:
+    by manifests, before any text is read, then by the text, whose tokens are kept for the run. No
+    module of a user's own is made for this, so its data is left to the worker."""
+    with _kept_if_good(store):
+        for spec in (spec for spec in specs if spec.start_from):
+            check_start(spec, folder := store.folder(key_of(spec)))
+            if not spec.model.custom:
+                from workbench.model.held_out import load_part
+
+                model = make_model(spec.model, spec.seed)
+                check_start(spec, folder, model, load_part(spec, model, store.cache).digest)
+
+
+@contextmanager
+def _kept_if_good(store: Store) -> Iterator[None]:
+    """Leave no tokens in the store that a check has made before it refused something."""
     cache = store.cache
     folders = [folder for folder in (cache, store.root) if not folder.exists()]
     there = {*cache.glob("*")}
     try:
-        _check_inputs(specs, store)
+        yield
     except ValueError:
         for path in {*cache.glob("*")} - there:
             path.unlink(missing_ok=True)
@@ -45,91 +74,87 @@ def check_inputs(specs: list[RunSpec], store: Store) -> None:
 
 
 def _check_inputs(specs: list[RunSpec], store: Store) -> None:
-    for start in {spec.start_from for spec in specs} - {""}:
-        run = user_path(start) if user_path(start).is_dir() else store.folder(start)
-        if not run.is_dir():
-            raise ValueError(
-                f"start_from is {start!r}; there is no such folder, and no run of that key in "
-                f"{store.runs}"
-            )
-        if not (run / "checkpoints").is_dir():
-            raise ValueError(f"start_from is {start!r}; there are no checkpoints in {run}")
-    alike = [
-        (spec.text, spec.tokenizer, replace(spec.model, layers=1), spec.evaluates) for spec in specs
-    ]
-    for text, tokenizer, model, evaluates in dict.fromkeys(alike):
-        if model.family in ANSWERING and is_folder(tokenizer):
-            from workbench.model.tokenizer_file import OfT5
-
-            OfT5(tokenizer)
-        if model.rows:
-            continue
-        if not model.decomposed:
-            if model.family != GPT_FAMILY:
-                whole = spec_from_config(model.family, seq=model.seq)
-                make_model(replace(whole, attention=model.attention))
-            _check_text(text, tokenizer, vocab=model.vocab, seq=model.seq)
-        elif text == DIGITS and not model.custom and model.family not in PICTURED:
-            raise ValueError(f"text is {DIGITS!r}, which are pictures; {model.family} reads texts")
-        elif text not in BUNDLED and not user_path(text).exists():
-            raise ValueError(f"there is nothing at {text!r}; name a file or a folder, or 'stdlib'")
-        elif text not in BUNDLED and model.family in PICTURED:
-            from workbench.model.cifar import cifar_at, read_cifar
-
-            if at := cifar_at(user_path(text)):
-                read_cifar(*at)
-        elif text != STDLIB and model.family == "bert":
-            from workbench.model.pairs import holds_out, load_pairs
-
-            for held_out in (False, True)[: 1 + (evaluates and holds_out(text))]:
-                load_pairs(
-                    text, tokenizer, vocab=model.vocab, seq=model.seq, seed=0, held_out=held_out
-                )
-        elif text != STDLIB and model.family in ANSWERING:
-            from workbench.model.answers import load_answers
-
-            load_answers(text, tokenizer, vocab=model.vocab, seq=model.seq, target_seq=2, seed=0)
-    _check_rows([spec for spec in specs if spec.model.rows], store.cache)
-    if held := [spec.held_out for spec in specs if spec.eval_text]:
+    for spec in specs:
+        if spec.start_from:
+            paths_of(spec, store.folder("unknown") / "checkpoints")
+    for spec in {_asked(spec): spec for spec in specs}.values():
+        _check_data(spec, store.cache)
+    if held := [s.held_out.with_(eval_every=0, eval_epochs=0) for s in specs if s.eval_text]:
         try:
             _check_inputs(held, store)
         except ValueError as error:
             raise ValueError(f"eval_text: {error}") from None
 
 
-def _check_text(source: str, tokenizer: str, *, vocab: int, seq: int) -> None:
-    """Raise ValueError for all that `load_text` refuses and that shows without tokenizing."""
-    if source.lower().endswith(IDS):
-        from workbench.model.text import load_text
+def _asked(spec: RunSpec) -> tuple[Any, ...]:
+    """All that decides what is said of a spec's data."""
+    model = spec.model if spec.model.family in PICTURED else replace(spec.model, layers=1)
+    return spec.text, spec.tokenizer, spec.train_on, spec.cut_rows, _share(spec), model
 
-        load_text(source, vocab=vocab, seq=seq)
+
+def _share(spec: RunSpec) -> float:
+    """Share of the text that is held out."""
+    return spec.eval_share if spec.evaluates and not spec.eval_text else 0.0
+
+
+def _check_data(spec: RunSpec, cache: Path) -> None:
+    """Raise ValueError for data that cannot be, or is none of the model's. Rows and samples are
+    read, also those that are held out; the data of a user's own module is left to the worker."""
+    model, text = spec.model, spec.text
+    if model.family in ANSWERING and is_folder(spec.tokenizer):
+        from workbench.model.tokenizer_file import OfT5
+
+        OfT5(spec.tokenizer)
+    if model.decomposed:
+        if text == DIGITS and not model.custom and model.family not in PICTURED:
+            raise ValueError(f"text is {DIGITS!r}, which are pictures; {model.family} reads texts")
+        if text not in BUNDLED and not user_path(text).exists():
+            raise ValueError(f"there is nothing at {text!r}; name a file or a folder, or 'stdlib'")
+        if model.family in PICTURED:
+            make_model(model, spec.seed)  # which refuses sizes
+        if not (model.custom or (text == STDLIB and _roomy(spec))):
+            from workbench.model.held_out import load_part
+
+            for held_out in (False, True)[: 1 + spec.evaluates]:
+                load_part(spec, None, cache, held_out=held_out)
         return
+    made = None
+    if model.family != GPT_FAMILY:
+        whole = spec_from_config(model.family, seq=model.seq)
+        made = make_model(replace(whole, **{name: getattr(model, name) for name in OF_DECODERS}))
+    if model.rows or text.lower().endswith(IDS) or _unsure(spec):
+        from workbench.model.held_out import load_part
+
+        load_part(spec, made or make_model(model), cache)
+
+
+def _roomy(spec: RunSpec) -> bool:
+    """Whether a model of a family reads ``stdlib`` for sure."""
+    model, named = spec.model, spec.tokenizer.startswith((AS_BYTES, "bpe:"))
+    roomy = named and model.seq >= ROOMY and model.vocab >= _words(spec.tokenizer) + ROOMY
+    return roomy or model.family in PICTURED
+
+
+def _unsure(spec: RunSpec) -> bool:
+    """Whether only tokens tell if a text is long enough, and its tokenizer small enough for the
+    model. Raises ValueError where neither could be, whatever the tokens are."""
+    tokenizer, seq, vocab, share = spec.tokenizer, spec.model.seq, spec.model.vocab, _share(spec)
+    words = _words(tokenizer)
+    check_room(words if is_folder(tokenizer) else BYTES, tokenizer, vocab)
+    if spec.text == STDLIB and not share:
+        return words > vocab
+    most = len(read_corpus(spec.text).data)
+    kept = trained_on(most, seq, share) if share else seq * windows(most, seq)
+    return words > vocab or (tokenizer != AS_BYTES and kept < LONGEST_TOKEN * seq)
+
+
+def _words(tokenizer: str) -> int:
+    """Tokens of a tokenizer, at most. Raises ValueError for one that cannot be."""
     if is_folder(tokenizer):
         from workbench.model.tokenizer_file import FromFile
 
-        check_room(FromFile(tokenizer).words, tokenizer, vocab)
-    else:
-        if tokenizer != AS_BYTES:
-            bpe_size(tokenizer)
-        check_room(BYTES, tokenizer, vocab)
-    if source != STDLIB:
-        windows(len(read_corpus(source).data), seq)
-
-
-def _check_rows(specs: list[RunSpec], cache: Path) -> None:
-    """Raise ValueError for rows that cannot be, and for a decoder that does not train on them. They
-    are tokenized: only then is it known how long they are."""
-    seen = set()
-    for spec in specs:
-        asked = (spec.text, spec.tokenizer, spec.train_on, spec.cut_rows, spec.model)
-        if asked not in seen:
-            seen.add(asked)
-            whole = spec_from_config(spec.model.family, seq=spec.model.seq)
-            own = {name: getattr(spec.model, name) for name in OF_DECODERS}
-            make_model(replace(whole, **own))
-            from workbench.model.row_samples import read_samples
-
-            read_samples(spec, spec.model.vocab, cache)
+        return FromFile(tokenizer).words
+    return BYTES if tokenizer == AS_BYTES else bpe_size(tokenizer)
 
 
 def check_weights(specs: list[RunSpec], store: Store) -> list[str]:
@@ -168,8 +193,11 @@ def check_methods(specs: list[RunSpec]) -> None:
 
 
 def check_modules(specs: list[RunSpec]) -> None:
-    """Raise ValueError for a user's own module whose layers share what the method cannot share. For
-    a process of its own: it imports torch and the module's file, which may change later."""
+    """Raise ValueError for a user's own module that cannot be made, or whose layers share what the
+    method cannot share. For a process of its own: it imports torch and the module's file, which may
+    change later."""
     for spec in specs:
-        if spec.model.custom and methods.find(spec.method).driven == methods.PLANNED:
-            make_model(spec.model, spec.seed).check_shared()
+        if spec.model.custom:
+            made = make_model(spec.model, spec.seed)
+            if methods.find(spec.method).driven == methods.PLANNED:
+                made.check_shared()

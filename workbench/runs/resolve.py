@@ -68,13 +68,16 @@ def settled(spec: RunSpec, results: Path) -> RunSpec:
 
 def check_method(spec: RunSpec, *, gpus: bool = True) -> methods.Method:
     """The spec's method. Raises ValueError where it does not train the model, not on so many ranks,
-    or (`gpus`) where this machine has no GPU for each."""
+    or (`gpus`) where this machine has no GPU for each, or for what is on."""
     method = methods.find(spec.method)
     if spec.ranks > 1 and not method.parallel:
         raise ValueError(
             f"ranks is {spec.ranks}; {method.name} runs on one device, so it must be 1"
         )
     methods.check_model(method, spec.model)
+    on = [name for name in ("compile", "replay") if getattr(spec, name) == "on"]
+    if gpus and on and host.resolve_device(spec.device) == "cpu":
+        raise ValueError(f"{on[0]} is on, and the device is cpu; give cuda, or leave it at auto")
     has = len(host.gpus())
     if gpus and spec.ranks > max(1, has) and host.resolve_device(spec.device) == "cuda":
         raise ValueError(f"ranks is {spec.ranks}; this machine has {has} GPUs, a rank needs one")

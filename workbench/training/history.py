@@ -12,15 +12,15 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from workbench.core.record import Evaluation
-from workbench.core.reporter import Reporter, Untold
+from workbench.core.reporter import Reporter
 from workbench.core.spec import RunSpec
 from workbench.model.base import LayeredModel
 from workbench.model.draws import Draws
 from workbench.model.text import Batches
 from workbench.runtime.checkpoint import checkpoint
 from workbench.runtime.checkpoint.checkpoint import Holder
-from workbench.runtime.checkpoint.manifest import Manifest, Saved, steps_in, take_newest
-from workbench.training.continues import TEXT, check_continues, decided_by
+from workbench.runtime.checkpoint.continues import TEXT, check_continues, decided_by, paths_of
+from workbench.runtime.checkpoint.manifest import Manifest, Saved, take_newest
 from workbench.training.evaluation import Evaluator
 
 
@@ -193,7 +193,7 @@ class History:
             holder.restore(saved)
             self.statistics = checkpoint.statistics(saved)
 
-        saved, notes = take_newest(_paths(self._spec, self.folder), take, report)
+        saved, notes = take_newest(paths_of(self._spec, self.folder), take, report)
         self.notes += notes
         if saved is None:
             return 0
@@ -205,32 +205,3 @@ class History:
         self.skipped, self.updates_done = manifest.skipped, manifest.updates_done
         report.event("resumed", path=saved.path.name, next_step=manifest.next_step)
         return manifest.next_step
-
-
-def check_start(spec: RunSpec, folder: Path, model: LayeredModel | None = None) -> None:
-    """Raise ValueError, before anything is measured, where there is no checkpoint of the run to
-    start from, or the newest is of another training, as far as that shows without the text.
-    `folder` is the run's own, as for `History`."""
-    own, ours = folder / "checkpoints", decided_by(spec, model)
-    take_newest(_paths(spec, own), lambda saved: check_continues(saved, ours, own), Untold())
-
-
-def _source(spec: RunSpec, folder: Path) -> Path:
-    """Checkpoints of the run to start from: of a folder, or of a key beside this run's."""
-    named = Path(spec.start_from)
-    run = named if named.is_dir() else folder.parents[1] / spec.start_from
-    return run / "checkpoints"
-
-
-def _paths(spec: RunSpec, folder: Path) -> list[Path]:
-    """Checkpoints of no more steps than a run has, its own first, newest first. Raises ValueError
-    where a run that is to start from another one has none at all."""
-    folders = [folder] if spec.save_every else []
-    folders += [_source(spec, folder)] if spec.start_from else []
-    paths = [path for each in folders for path, n in steps_in(each).items() if n <= spec.steps]
-    if spec.start_from and not paths:
-        lacking = f"no such folder, and no run of that key in {folder.parents[1]}"
-        if folders[-1].parent.is_dir():
-            lacking = f"no whole checkpoint of at most {spec.steps} steps in {folders[-1]}"
-        raise ValueError(f"start_from is {spec.start_from!r}; there is {lacking}")
-    return paths

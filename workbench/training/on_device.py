@@ -25,7 +25,7 @@ def trained_by(
         `folder` is the run's own, ``RESULTS/runs/KEY``; profiles are kept in RESULTS for all runs.
         """
         from workbench.profile.store import profile_for
-        from workbench.training.history import check_start
+        from workbench.runtime.checkpoint.continues import check_start
         from workbench.training.run import check_data, train_planned  # imports torch
 
         # What cannot be trained should be said before minutes of measuring, not after.

@@ -24,13 +24,13 @@ from workbench.profile.server import server_of
 from workbench.profile.several import of_size, pinned_sizes, sizes_of
 from workbench.profile.store import hardware, profile_for, silent
 from workbench.profile.table import Echo
+from workbench.runtime.checkpoint.continues import check_start
 from workbench.runtime.memory.shared import host_layout
 from workbench.runtime.memory.tiers import OutOfMemory
 from workbench.runtime.memory.traffic import counted_parts, planned_parts
 from workbench.schedule.plan import DoesNotFit, Plan
 from workbench.schedule.schedule import DEVICE, DISK, HOST_TIER, Schedule
 from workbench.schedule.simulate import Event
-from workbench.training.history import check_start
 from workbench.training.rank_processes import RankTraining, launcher_of
 from workbench.training.run import check_data, told_of, write_timeline
 

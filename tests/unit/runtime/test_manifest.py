@@ -16,9 +16,9 @@ from workbench import cli
 from workbench.core.model_spec import ModelSpec
 from workbench.core.spec import RunSpec
 from workbench.runtime.checkpoint import checkpoint
+from workbench.runtime.checkpoint.continues import TEXT, check_start, decided_by
 from workbench.runtime.checkpoint.manifest import MANIFEST, Manifest, Saved, publish
-from workbench.training.continues import TEXT, decided_by
-from workbench.training.history import History, check_start
+from workbench.training.history import History
 
 UNIT = "unit-00000.safetensors"
 SPEC = RunSpec(method="plain", steps=50, save_every=1, model=ModelSpec(hidden=64))
@@ -89,6 +89,7 @@ def test_what_is_not_sound_is_not_trusted(tmp_path, capsys, changes, words) -> N
     [
         ("tied", {}, None),
         ("hidden", {}, "made with hidden 2048, this run has 64: .*; set hidden to 2048"),
+        ("", {"form": "DeepSpeed"}, "by DeepSpeed in its own form, and nothing else goes on from"),
         ("", {"rope": None}, "made with rope None, which is unknown to this method and version"),
     ],
 )

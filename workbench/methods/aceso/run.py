@@ -17,10 +17,10 @@ from workbench.core.spec import RunSpec
 from workbench.methods.aceso.options import check, model_of, plan_of
 from workbench.methods.aceso.stepping import PlanStepping, StepRows, places_of
 from workbench.methods.pipeline.rank_training import RankTraining
+from workbench.runtime.checkpoint.continues import check_start
 from workbench.runtime.memory.storage import DTYPES
 from workbench.runtime.passes.shard_stage import Key
 from workbench.training import trained_ranks
-from workbench.training.history import check_start
 from workbench.training.run import check_data, resolve_device
 
 LIMITS = replace(trained_ranks.LIMITS, stop_s=4.0)

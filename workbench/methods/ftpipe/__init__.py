@@ -12,8 +12,24 @@ from typing import Any
 from workbench.core.record import Outcome, RunRecord
 from workbench.core.reporter import Reporter
 from workbench.core.spec import RunSpec
+from workbench.model import units_of
 from workbench.profile.profile import Profile
 from workbench.schedule.plan import Plan
+
+
+def check(spec: RunSpec) -> None:
+    """Raise ValueError for a cut of other units than the model's, ranks without a unit, and a
+    partitioner that is not installed."""
+    from workbench.methods.ftpipe.planner import stages_of
+    from workbench.partition.metis import check_package
+
+    units = units_of(spec.model)
+    if spec.options.sizes:
+        stages_of(spec, units)
+    elif spec.options.partitioner == "metis":
+        check_package()
+    if spec.ranks > units:
+        raise ValueError(f"ranks is {spec.ranks}; no more than the model's {units} units have any")
 
 
 def plan(spec: RunSpec, profile: Profile) -> Plan:

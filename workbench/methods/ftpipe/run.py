@@ -34,6 +34,7 @@ from workbench.methods.pipeline.rank_training import RankTraining
 from workbench.model.base import Context, LayeredModel
 from workbench.model.weighing import weights_of
 from workbench.profile.store import profile_for
+from workbench.runtime.checkpoint.continues import check_start
 from workbench.runtime.memory.device_budget import device_meter
 from workbench.runtime.memory.storage import DTYPES
 from workbench.runtime.passes.stage_engine import MicroBatch
@@ -46,7 +47,6 @@ from workbench.runtime.updates.step_end import Tie, agree
 from workbench.runtime.updates.weight_versions import WeightVersions
 from workbench.schedule.plan import DoesNotFit
 from workbench.training import trained_ranks
-from workbench.training.history import check_start
 from workbench.training.run import check_data, resolve_device
 from workbench.training.snapshots import Snapshots
 

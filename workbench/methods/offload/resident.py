@@ -14,14 +14,19 @@ from workbench.schedule.plan import Plan
 from workbench.training.on_device import trained_by
 
 
-def plan(spec: RunSpec, profile: Profile) -> Plan:
-    """The only placement there is. Micro-batches run one after the other through the whole model.
-    Raises ValueError for activations on the host."""
+def check(spec: RunSpec) -> None:
+    """Raise ValueError for activations on the host."""
     if spec.activations == "host":
         raise ValueError(
             f"{spec.method} keeps everything on the device; activations cannot be 'host', use "
             "'recompute' or 'keep'"
         )
+
+
+def plan(spec: RunSpec, profile: Profile) -> Plan:
+    """The only placement there is. Micro-batches run one after the other through the whole model.
+    Raises ValueError as `check`."""
+    check(spec)
     profile = with_sums(spec, profile)
     budgets = Budgets.of(spec, profile, allocated=True)
     placement = Placement(

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 import torch
 
+from workbench.runtime.checkpoint.continues import PIPELINE, OtherTraining, check_continues
 from workbench.runtime.checkpoint.distributed_checkpoint import Saving, load_newest, save
 from workbench.runtime.checkpoint.manifest import Manifest, Saved, belongs, steps_in
 from workbench.runtime.checkpoint.state_json import decoded, encoded
@@ -28,7 +29,6 @@ from workbench.runtime.updates.optimizer_state import (
     weights,
 )
 from workbench.runtime.updates.step_end import Ended, LossScale
-from workbench.training.continues import PIPELINE, OtherTraining, check_continues
 
 PATIENCE = timedelta(minutes=5)
 """How long a process that writes is waited for."""
@@ -81,7 +81,7 @@ class Checkpoints:
         self._saving: Saving | None = None
         self._goes_on = False
         self.training: dict[str, Any] = {}
-        """What else decides losses, where a loop of one's own knows (training/continues.py)."""
+        """What else decides losses, where a loop of one's own knows (continues.py)."""
         self.settings: dict[str, Any] = {}
         """Those of the optimizer that a loop changes, where it has another one than this."""
         self.progress = Progress()

@@ -21,12 +21,12 @@ from workbench.methods.pipeline.stage_pipeline import StagePipeline
 from workbench.methods.pipeline.stepping import StepPlan
 from workbench.model.objective import Batch, Objective
 from workbench.model.tables import tables_kept
+from workbench.runtime.checkpoint.continues import FROZEN, NO_DECAY, decided_by
 from workbench.runtime.checkpoint.manifest import step_name
 from workbench.runtime.passes.stage import dtype_of
 from workbench.runtime.transport.groups import as_one, tensors_of_all
 from workbench.runtime.transport.neighbours import carrier
 from workbench.runtime.updates.stage_updates import adamw
-from workbench.training.continues import FROZEN, NO_DECAY, decided_by
 from workbench.training.loop import Steps, Task
 
 

@@ -1,19 +1,24 @@
 """Fields of a training that decide its losses, and whether a checkpoint is of the same training.
 
 A checkpoint continues under any method, window, tier or number of ranks, and under no other model,
-data, batch, clipping or optimizer, nor where other parameters are trained or decay.
+data, batch, clipping or optimizer, nor where other parameters are trained or decay. Imports no
+torch.
 """
 
 from __future__ import annotations
 
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from workbench.core.model_spec import ENGINE, FUNCTION, OF_DECODERS, ModelSpec
+from workbench.core.paths import user_path
+from workbench.core.reporter import Untold
 from workbench.core.spec import RunSpec
-from workbench.model.base import LayeredModel
-from workbench.runtime.checkpoint.manifest import Saved
+from workbench.runtime.checkpoint.manifest import MANIFEST, Saved, steps_in, take_newest
+
+if TYPE_CHECKING:
+    from workbench.model.base import LayeredModel
 
 TEXT = "text of SHA-256"
 FROZEN, NO_DECAY = "not trained", "without weight decay"
@@ -72,6 +77,7 @@ def check_continues(saved: Saved, ours: dict[str, Any], folder: Path) -> None:
     for what, there, here in (
         ("a pipeline of stages", PIPELINE in theirs, PIPELINE in ours),
         ("an engine in a loop of one's own", theirs_engine, engine),
+        (f"{theirs.get('form', 'a library')} in its own form", "form" in theirs, "form" in ours),
     ):
         if there != here:
             told = f"without {what}, which does not go"
@@ -111,6 +117,35 @@ def check_continues(saved: Saved, ours: dict[str, Any], folder: Path) -> None:
                 f"{begins} where {name.removeprefix('module.')} is {then}{words}, and here it is "
                 f"{now}{words}: it would not be the same training; {otherwise}"
             )
+
+
+def check_start(
+    spec: RunSpec, folder: Path, model: LayeredModel | None = None, text: str = ""
+) -> None:
+    """Raise ValueError, before anything is measured, where there is no checkpoint of the run to
+    start from, or the newest is of another training, as far as manifests tell. `folder` is the
+    run's own, as for `History`; `text` the digest of its data, where that has been read."""
+    own, ours = folder / "checkpoints", decided_by(spec, model) | ({TEXT: text} if text else {})
+    take_newest(paths_of(spec, own), lambda saved: check_continues(saved, ours, own), Untold())
+
+
+def paths_of(spec: RunSpec, folder: Path) -> list[Path]:
+    """Checkpoints of no more steps than a run has, its own, of `folder`, first, newest first.
+    Raises ValueError where a run that is to start from another one has none at all."""
+    folders = [folder] if spec.save_every else []
+    if spec.start_from:
+        named = user_path(spec.start_from)
+        run = named if named.is_dir() else folder.parents[1] / spec.start_from
+        folders.append(run / "checkpoints")
+    paths = [path for each in folders for path, n in steps_in(each).items() if n <= spec.steps]
+    if spec.start_from and not paths:
+        lacking = f"no such folder, and no run of that key in {folder.parents[1]}"
+        if (run / MANIFEST).is_file():
+            lacking = f"no run, but a checkpoint; give its run {run.parents[1]}, or --weights {run}"
+        elif run.is_dir():
+            lacking = f"no whole checkpoint of at most {spec.steps} steps in {folders[-1]}"
+        raise ValueError(f"start_from is {spec.start_from!r}; there is {lacking}")
+    return paths
 
 
 def _flat(shared: dict[str, Any]) -> dict[str, Any]:
