@@ -11,7 +11,9 @@ directions being the same work, and compute gets half of the cores (runtime/exec
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -73,9 +75,7 @@ def measure_ceilings(
     machine = this_machine(device)
     target = torch_device(machine.device)
     begin = time.perf_counter()
-    table = Table(echo=echo, seconds=seconds)
-    if brief():
-        table.notes.append(f"timings were brief: {BRIEF} was set")
+    table = _table(echo, seconds)
     device_bytes, host_bytes = machine.tiers()
     with ExitStack() as stack:
         lanes = _lanes(target, folder, stack, table)
@@ -101,7 +101,7 @@ def measure_ceilings(
             adam_threads=adam_threads,
             link_latency_s=_latency(target, table),
             action_overhead_s=_overhead(target, table),
-            slowdowns=_slowdowns(target, lanes, disk, adam_threads, table),
+            slowdowns=_slowdowns(target, lanes if disk else _no_disk(lanes), adam_threads, table),
         )
     use_device_threads(machine.device)
     return Ceilings(
@@ -113,6 +113,37 @@ def measure_ceilings(
         others=table.others,
         notes=tuple(table.notes),
     )
+
+
+def with_disk(found: Ceilings, *, folder: Path, echo: Echo, seconds: float) -> Ceilings:
+    """Return `found` and how its disk and other lanes slow each other. Nothing else is measured
+    again: each factor is of rates of a moment before. Raises ValueError as `measure_ceilings`."""
+    target, hardware = torch_device(found.machine.device), found.hardware
+    begin, table = time.perf_counter(), _table(echo, seconds)
+    with ExitStack() as stack:
+        lanes, known = _lanes(target, folder, stack, table), hardware.slowdowns
+        slowdowns = known | _slowdowns(target, lanes, hardware.adam_threads, table, known)
+    use_device_threads(found.machine.device)
+    return replace(
+        found,
+        hardware=replace(hardware, slowdowns=slowdowns),
+        figures=(*found.figures, *table.figures),
+        seconds=found.seconds + time.perf_counter() - begin,
+        others=max(found.others, table.others),
+        notes=tuple(dict.fromkeys((*found.notes, *table.notes))),
+    )
+
+
+def _table(echo: Echo, seconds: float) -> Table:
+    return Table(
+        echo=echo,
+        seconds=seconds,
+        notes=[f"timings were brief: {BRIEF} was set"] if brief() else [],
+    )
+
+
+def _no_disk(lanes: dict[str, Load]) -> dict[str, Load]:
+    return {lane: load for lane, load in lanes.items() if lane not in (DISK_IN, DISK_OUT)}
 
 
 def _rate(name: str, load: Load, unit: str, table: Table) -> float:
@@ -216,16 +247,20 @@ def _overhead(device: torch.device, table: Table, length: int = 100) -> float:
 
 
 def _slowdowns(
-    device: torch.device, lanes: dict[str, Load], disk: bool, threads: int, table: Table
+    device: torch.device,
+    lanes: dict[str, Load],
+    threads: int,
+    table: Table,
+    known: Mapping[str, float] | None = None,
 ) -> dict[str, float]:
     """The interference table, with one host worker and with two, and on a GPU of all that meets at
-    the host's memory."""
+    the host's memory; of a table that is `known`, the pairs that it lacks."""
     halves = max(1, threads // 2)
-    if not disk:
-        lanes = {lane: load for lane, load in lanes.items() if lane not in (DISK_IN, DISK_OUT)}
     with host_adam_load(device, threads) as alone, host_adam_load(device, halves) as second:
         twins = {H2D: D2H} if device.type == "cpu" else {}
-        slowdowns = interference({**lanes, HOST: alone}, table, twins=twins)
+        slowdowns = interference({**lanes, HOST: alone}, table, twins=twins, known=known or ())
+        if known:
+            return slowdowns
         slowdowns[f"{HOST}|{HOST}"] = sharing(alone, alone.by(halves), second, table)
         if device.type != "cpu":  # without a GPU the device is in the same memory
             slowdowns |= crowd({HOST: alone, H2D: lanes[H2D], D2H: lanes[D2H]}, table)

@@ -8,7 +8,7 @@ the host's memory beside a GPU, which are measured all at once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from workbench.profile.loads import Load
 from workbench.profile.profile import all_at_once
@@ -17,16 +17,23 @@ from workbench.profile.timing import Sample, quietest, repeat_together, summariz
 
 
 def interference(
-    lanes: Mapping[str, Load], table: Table, *, twins: Mapping[str, str]
+    lanes: Mapping[str, Load],
+    table: Table,
+    *,
+    twins: Mapping[str, str],
+    known: Collection[str] = (),
 ) -> dict[str, float]:
     """``"a|b"``: by which factor, at least 1, lane a is slower while lane b is at work.
 
-    `twins` maps a lane to one that does the same work, which is then measured beside it only.
+    `twins` maps a lane to one that does the same work, which is then measured beside it only. Pairs
+    that are `known` are not measured.
     """
     slowdowns: dict[str, float] = {}
     names = [lane for lane in lanes if lane not in twins.values()]
     pairs = [(a, b) for i, a in enumerate(names) for b in names[i + 1 :]] + list(twins.items())
     for a, b in pairs:
+        if f"{a}|{b}" in known:
+            continue
         for (first, second), factor in zip(
             ((a, b), (b, a)), _beside(a, lanes[a], b, lanes[b], table), strict=True
         ):

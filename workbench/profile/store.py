@@ -93,23 +93,29 @@ def ceilings(
 ) -> Ceilings | None:
     """The machine's ceilings: stored ones that hold here, else (`measure`) measured now and stored.
 
-    `fresh` measures in any case; `seconds` is the length of one timing; `disk` asks for how the
-    disk and other lanes slow each other. None when nothing is stored and nothing may be measured.
-    Raises ValueError where results cannot be written.
+    `fresh` measures in any case; `seconds` is the length of one timing. `disk` asks for how the
+    disk and other lanes slow each other: where stored ceilings lack that, it alone is measured, or
+    still lacks where nothing may be measured. None when nothing is stored and nothing may be
+    measured. Raises ValueError where results cannot be written.
     """
     machine = this_machine(device)
     path = folder_of(results, machine) / "hardware.json"
 
-    def holds(found: Ceilings | None) -> bool:
-        return found is not None and not (fresh or (disk and not found.hardware.knows_disk))
+    def holds(found: Ceilings) -> bool:
+        return not fresh and (found.hardware.knows_disk or not disk)
 
     found = None if fresh else stored(path, machine, Ceilings, echo)
-    if holds(found) or not measure:
-        return found if holds(found) else None
+    if not measure or (found is not None and holds(found)):
+        return found
 
     def measured() -> Ceilings:
-        from workbench.profile.ceilings import measure_ceilings
+        from workbench.profile.ceilings import measure_ceilings, with_disk
 
+        # Another process may have measured while this one waited.
+        found = None if fresh else stored(path, machine, Ceilings, silent)
+        if found is not None:
+            echo(f"measuring the disk of {machine.name} beside its other lanes")
+            return with_disk(found, folder=path.parent, echo=echo, seconds=seconds)
         echo(f"measuring the ceilings of {machine.name}{', with its disk' if disk else ''}")
         return measure_ceilings(device, folder=path.parent, echo=echo, seconds=seconds, disk=disk)
 
@@ -197,7 +203,7 @@ def stored_profile(spec: RunSpec, results: Path, echo: Echo = silent) -> Profile
 
     Raises ValueError where what is stored under its name is of another model."""
     machine = this_machine(spec.device)
-    known = ceilings(results, machine.device, echo, measure=False, disk=spec.may_use_disk)
+    known = ceilings(results, machine.device, echo, measure=False)
     if known is None:
         return None
     path = _costs_path(spec, results, machine)

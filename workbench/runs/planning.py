@@ -31,6 +31,10 @@ from workbench.schedule.schedule import DEVICE, DISK, HOST_TIER
 
 EXAMINED_S = 0.1
 """Length of one timing where a plan measures the machine."""
+DISK_ALONE = (
+    "this machine's disk was not measured beside other work, and times are as if neither slowed "
+    "the other; a run with a disk, or `workbench plan --measure`, measures it"
+)
 LEAST_BYTES = 12
 """Bytes of a parameter that training keeps somewhere, whatever the method and dtype."""
 
@@ -108,7 +112,10 @@ def _by_profiles(
         name = f"{plan.lacking}_memory"
         if getattr(possible, name) != getattr(spec, name):
             plan = replace(plan, binding=f"{plan.binding}, all that this machine has")
-    plan = replace(plan, notes=(*plan.notes, *dict.fromkeys(heard)), spread=hardware.spread)
+    notes = dict.fromkeys((*plan.notes, *heard))
+    if spec.may_use_disk and hardware.here and hardware.slowdowns and not hardware.knows_disk:
+        notes[DISK_ALONE] = None
+    plan = replace(plan, notes=tuple(notes), spread=hardware.spread)
     return Answer(
         plan=checked_against(plan, hardware, spec.ranks),
         spec=spec,

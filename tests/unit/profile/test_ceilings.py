@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -8,7 +9,7 @@ import pytest
 import torch
 
 from workbench.profile import ceilings as profiled
-from workbench.profile.ceilings import measure_ceilings
+from workbench.profile.ceilings import measure_ceilings, with_disk
 from workbench.profile.interference import crowd
 from workbench.profile.loads import Copy, host_adam_load
 from workbench.profile.table import Ceilings, Table, format_figure
@@ -83,6 +84,21 @@ def test_without_a_disk_it_has_no_pair_with_the_disk(folder: Path) -> None:
     assert set(hardware.slowdowns) == pairs
     assert not hardware.knows_disk
     assert hardware.disk_write_bytes_per_s > 0, "checkpoints are written, too"
+
+
+def test_a_machine_without_its_disks_pairs_is_completed_by_these_alone(folder: Path) -> None:
+    how = {"folder": folder, "seconds": 0.001}
+    before, heard = measure_ceilings("cpu", disk=False, **how), []
+    after = with_disk(before, echo=heard.append, **how)
+    pairs = {f"{a}|{b}" for a in LANES for b in LANES if a != b} | {"host|host"}
+    assert set(after.hardware.slowdowns) == pairs
+    assert after.hardware.knows_disk
+    assert min(after.hardware.slowdowns.values()) >= 1
+    assert before.hardware.slowdowns.items() <= after.hardware.slowdowns.items()
+    rest = replace(after.hardware, slowdowns=before.hardware.slowdowns)
+    assert (rest, after.figures[: len(before.figures)]) == (before.hardware, before.figures)
+    assert len(heard) == len(after.figures) - len(before.figures) == 2 * 7
+    assert all("beside" in line and "disk" in line for line in heard)
 
 
 def test_what_meets_at_the_hosts_memory_is_measured_all_at_once() -> None:

@@ -63,15 +63,21 @@ def test_the_disk_is_measured_beside_others_where_a_run_may_use_it(
 ) -> None:
     asked = []
 
+    def completed(found: Ceilings, **_) -> Ceilings:
+        asked.append("its disk")
+        slowdowns = {**found.hardware.slowdowns, f"{HOST}|{DISK_IN}": 1.5}
+        return replace(found, hardware=replace(found.hardware, slowdowns=slowdowns))
+
     def instead(device: str, *, disk: bool, **_) -> Ceilings:
         asked.append(disk)
-        pairs = {f"{HOST}|{DISK_IN}": 1.5} if disk else {}
+        pairs = {"compute|host": 1.2} | ({f"{HOST}|{DISK_IN}": 1.5} if disk else {})
         return Ceilings(
             machine=this_machine(device), hardware=replace(hardware, slowdowns=pairs), figures=(),
             measured="2026-01-01T00:00:00+00:00", seconds=1.0, others=0.0,
         )  # fmt: skip
 
     monkeypatch.setattr(measuring, "measure_ceilings", instead)
+    monkeypatch.setattr(measuring, "with_disk", completed)
     without = RunSpec(method="stronghold", device="cpu")
     given, told = without.with_(disk_memory=2**30), without.with_(optimizer_tier="disk")
     some, none = (without.with_(disk_layers=layers) for layers in (2, 0))
@@ -79,12 +85,14 @@ def test_the_disk_is_measured_beside_others_where_a_run_may_use_it(
     for spec, measured in [
         (without, [False]),
         (none, [False]),
-        (given, [False, True]),
-        (told, [False, True]),
-        (without, [False, True]),
+        (given, [False, "its disk"]),
+        (told, [False, "its disk"]),
+        (without, [False, "its disk"]),
     ]:
-        assert store.hardware(spec, tmp_path).knows_disk == measured[-1]
+        assert store.hardware(spec, tmp_path).knows_disk == bool(measured[-1])
         assert asked == measured
+    store.hardware(told, tmp_path / "another")
+    assert asked == [False, "its disk", True], "all at once where nothing is stored"
 
 
 @pytest.mark.parametrize(
