@@ -83,7 +83,7 @@ def test_without_a_disk_it_has_no_pair_with_the_disk(folder: Path) -> None:
     pairs = {f"{a}|{b}" for a in lanes for b in lanes if a != b} | {"host|host"}
     assert set(hardware.slowdowns) == pairs
     assert not hardware.knows_disk
-    assert hardware.disk_write_bytes_per_s > 0, "checkpoints are written, too"
+    assert hardware.disk_write_bytes_per_s > 0, "a rate of its own it has"
 
 
 def test_a_machine_without_its_disks_pairs_is_completed_by_these_alone(folder: Path) -> None:
