@@ -144,6 +144,8 @@ def test_a_sweep_over_depth_measures_the_layers_once(
     monkeypatch.setattr(measure, "unit_costs", None)  # calling it would fail
     deeper = spec.with_(model=replace(spec.model, layers=40))
     assert len(store.profile_for(deeper, tmp_path).units) == 42
+    with_disk = store.stored_profile(spec.with_(disk_memory=2**30), tmp_path)
+    assert with_disk == profile, "also where the disk's pairs are not known"
     assert store.stored_profile(spec.with_(microbatches=1), tmp_path) is None
     wider = spec.with_(model=replace(spec.model, hidden=64))
     assert store.stored_profile(wider, tmp_path) is None

@@ -88,13 +88,15 @@ def test_a_stored_profile_of_this_machine_is_preferred(
     seconds, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     known = machine("v100-32gb")
-    here = SimpleNamespace(
-        units=(), origin="", hardware=replace(known, name="this machine", source="measured")
-    )
+    hardware = replace(known, name="this machine", source="measured", slowdowns={"h2d|host": 1.1})
+    here = SimpleNamespace(units=(), origin="", hardware=hardware)
     monkeypatch.setattr(profiles, "stored_profile", lambda spec, results, echo: here)
     spec = make_spec({"method": "l2l", "layers": 4})
 
     assert planning.answer(spec, Store(tmp_path)).source == "measured"
+    assert planning.DISK_ALONE not in planning.answer(spec, Store(tmp_path)).plan.notes
+    with_disk = planning.answer(spec.with_(disk_memory=2**30), Store(tmp_path))
+    assert (with_disk.source, planning.DISK_ALONE in with_disk.plan.notes) == ("measured", True)
     assert planning.answer(spec, Store(tmp_path), machine="v100-32gb").source == "published"
     with pytest.raises(ValueError, match="no machine 'abacus' is known"):
         planning.answer(spec, Store(tmp_path), machine="abacus")
