@@ -165,6 +165,7 @@ def test_what_cannot_be_is_one_sentence(
     for name in ("runs.runner.run", "reproduce.run_notebook", "page.notebook", "doctor.examine"):
         monkeypatch.setattr(f"workbench.{name}", started)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # of modules that are imported here
     for name, data in FILES.items():
         (tmp_path / name).write_bytes(data)
     os.mkfifo(WAITS[0])
