@@ -158,8 +158,8 @@ def export(
 def _told(
     on_event: Watch | None, quiet: bool, **what: Any
 ) -> Iterator[tuple[Progress | None, Watch | None]]:
-    """What shows progress of a spec or a sweep where the caller looks, None if `quiet`, and who is
-    to hear of its events."""
+    """Show progress of a spec or a sweep where the caller looks, unless `quiet`. Yields the display
+    and whoever is to hear of events."""
     if quiet:
         yield None, on_event
         return
