@@ -74,16 +74,16 @@ def test_what_does_not_fit_whole_is_divided_planned_trained_and_resumed(
     planned = api.plan(**told)
     assert (planned.spec.microbatches, planned.chosen, planned.plan.fits) == (2, True, True)
     assert [*api.records(results)["microbatches"]] == [2]
-    named = api.run(**told, microbatches=4)
-    assert named.key != record.key
-    assert (named.status, named.microbatches, named.spec["microbatches"]) == ("ok", None, 4)
-
     (tmp_path / "spec.json").write_text(json.dumps(record.spec))
     words = ["--spec", str(tmp_path / "spec.json"), "--results", str(results)]
     assert main(["plan", *words]) == 0
     assert "in 2 micro-batches of 4, chosen" in capsys.readouterr().out
     assert main(["run", *words]) == 0, "it is the run that there is"
     assert "cached from" in capsys.readouterr().err
+
+    named = api.run(**told, microbatches=4)
+    assert named.key != record.key
+    assert (named.status, named.microbatches, named.spec["microbatches"]) == ("ok", None, 4)
 
 
 def test_a_size_that_cannot_win_is_not_measured(tmp_path, measured) -> None:
