@@ -81,7 +81,7 @@ class Checkpoints:
         self._saving: Saving | None = None
         self._goes_on = False
         self.training: dict[str, Any] = {}
-        """What else decides losses, where a loop of one's own knows (continues.py)."""
+        """Further fields that decide losses, where a user's own loop gives them (continues.py)."""
         self.settings: dict[str, Any] = {}
         """Those of the optimizer that a loop changes, where it has another one than this."""
         self.progress = Progress()
