@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
-from workbench.runtime.memory.storage import IN_CACHE, States
+from workbench.runtime.memory.storage import States
 from workbench.runtime.updates import split as module
-from workbench.runtime.updates.split import join, split
+from workbench.runtime.updates.split import IN_CACHE, join, rounded, split
 
 
 def halves(master: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -131,11 +131,11 @@ def test_on_a_gpu_halves_are_the_same():
         ({"master": torch.zeros(4, dtype=torch.float64)}, "master is torch.float64; torch.float32"),
         ({"weights": torch.zeros(4)}, "weights is torch.float32; torch.bfloat16 is needed"),
         ({"rest": torch.zeros(4, dtype=torch.uint8)}, "rest is torch.uint8; torch.int16 is needed"),
-        ({"rest": torch.zeros(3, dtype=torch.int16)}, "rest has 3 elements; master has 4"),
+        ({"rest": torch.zeros(3, dtype=torch.int16)}, "rest has 3 elements; weights has 4"),
         ({"master": torch.zeros(8)[::2]}, r"master is not contiguous: strides \(2,\)"),
         (
             {"rest": torch.zeros(4, dtype=torch.int16, device="meta")},
-            "rest is on meta; master is on cpu",
+            "rest is on meta; weights is on cpu",
         ),
     ],
 )
@@ -151,6 +151,16 @@ def test_unusable_tensors_are_named(change, message):
         join(tensors["weights"], tensors["rest"], tensors["master"])
 
 
+@pytest.fixture(params=["compiled", "torch"])
+def path(request, monkeypatch):
+    """With the compiled loop, and where there is no compiler."""
+    if request.param == "torch":
+        monkeypatch.setattr(module, "_kernel", lambda: None)
+    else:
+        assert module._kernel() is not None, "a compiler is required to test"
+
+
+@pytest.mark.usefixtures("path")
 @pytest.mark.parametrize("apart", [True, False])
 def test_masters_are_rounded_as_torch_rounds_them(apart):
     """Ties to even, unlike the upper halves, and in every piece of a slab."""
@@ -158,5 +168,19 @@ def test_masters_are_rounded_as_torch_rounds_them(apart):
     weights, rest = halves(master) if apart else (master, None)
     states = States(weights=weights, rest=rest, exp_avg=master, exp_avg_sq=master)
     assert len(master) > 2 * IN_CACHE
-    assert torch.equal(states.rounded(torch.bfloat16), master.bfloat16())
-    assert torch.equal(states.rounded(torch.float32), master)
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        assert torch.equal(states.rounded(dtype), master.to(dtype))
+
+
+@pytest.mark.usefixtures("path")
+def test_of_any_length_in_any_threads_with_nan_left_nan():
+    master = all_kinds()
+    for count in (0, 1, 33, len(master)):
+        weights, rest = halves(master[:count])
+        for threads in (1, 5):
+            found = rounded(weights, rest, torch.bfloat16, threads=threads)
+            assert torch.equal(found.isnan(), join(weights, rest).bfloat16().isnan())
+            there = ~found.isnan()
+            assert torch.equal(found[there], master[:count].bfloat16()[there])
+    with pytest.raises(ValueError, match="rest has 3 elements; weights has 4"):
+        rounded(halves(master[:4])[0], torch.zeros(3, dtype=torch.int16), torch.bfloat16)

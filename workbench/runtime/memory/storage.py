@@ -14,13 +14,14 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
+from workbench.core.host import available_cores
 from workbench.model.base import LayeredModel
 from workbench.runtime.updates import split
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 """Types of working weights and activations, by the names in specs."""
-IN_CACHE = 1 << 18
-"""Elements that are joined at a time, where they go on at once."""
+ROUNDING = 4
+"""Threads that round weights on the host, at most; they wait for its memory."""
 MOMENTS = 2
 """exp_avg and exp_avg_sq."""
 
@@ -142,17 +143,13 @@ class States:
         return split.join(self.weights.to(self.rest.device), self.rest)
 
     def rounded(self, dtype: torch.dtype) -> Tensor:
-        """Weights in a type; for fp32 `master` as it is, so fp64 in fp64 training. Pieces of halves
-        are rounded in a cache: pages of new memory for whole masters take longer than the rest."""
+        """Weights in a type; for fp32 `master` as it is, so fp64 in fp64 training."""
         if dtype == torch.float32:
             return self.master()
         if self.rest is None:
             return self.weights.to(dtype)
-        weights, rest = self.weights.to(self.rest.device), self.rest
-        found = torch.empty(rest.shape, dtype=dtype, device=rest.device)
-        for own, *halves in zip(*(t.split(IN_CACHE) for t in (found, weights, rest)), strict=True):
-            own.copy_(split.join(*halves))
-        return found
+        weights = self.weights.to(self.rest.device)
+        return split.rounded(weights, self.rest, dtype, threads=min(ROUNDING, available_cores()))
 
     def set_master(self, master: Tensor) -> None:
         """Take fp32 weights from a CPU tensor of as many elements."""

@@ -17,13 +17,23 @@ infinities are values like all others. A NaN survives joining, but those with th
 show as a zero in ``weights``.
 """
 
+import ctypes
+import functools
+from collections.abc import Callable
 from itertools import pairwise
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from workbench.core import native
+
+SOURCE = Path(__file__).with_suffix(".cpp")
+
 # Elements at a time; bounds the temporary of 4 bytes each to 4 MiB, which stays in cache.
 CHUNK = 1 << 20
+IN_CACHE = 1 << 18
+"""Elements that torch joins at a time, where they go on at once."""
 
 
 def split(master: Tensor, weights: Tensor, rest: Tensor) -> None:
@@ -32,7 +42,7 @@ def split(master: Tensor, weights: Tensor, rest: Tensor) -> None:
     All are contiguous, on one device, with as many elements; shapes may differ. Raises ValueError
     otherwise.
     """
-    _check(master, weights, rest)
+    _check(weights, rest, master)
     bits, upper, lower = master.view(-1).view(torch.int32), _bits(weights), rest.view(-1)
     for part in _parts(bits.numel()):
         lower[part] = bits[part]  # keeps the lower 16 bits
@@ -47,12 +57,38 @@ def join(weights: Tensor, rest: Tensor, out: Tensor | None = None) -> Tensor:
     """
     if out is None:
         out = torch.empty_like(weights, dtype=torch.float32)
-    _check(out, weights, rest)
+    _check(weights, rest, out)
     bits, upper, lower = out.view(-1).view(torch.int32), _bits(weights), rest.view(-1)
     for part in _parts(bits.numel()):
         bits[part] = upper[part]
         bits[part].bitwise_left_shift_(16).add_(lower[part])
     return out
+
+
+def rounded(weights: Tensor, rest: Tensor, dtype: torch.dtype, *, threads: int = 1) -> Tensor:
+    """The masters in a narrower type, as torch's cast rounds them: a new tensor, in the shape of
+    ``weights``.
+
+    Both halves are contiguous, on one device, with as many elements. Raises ValueError otherwise.
+    On the host up to ``threads`` of them round to bf16, where there is a compiler.
+    """
+    _check(weights, rest)
+    out = torch.empty_like(weights, dtype=dtype)
+    kernel = None if weights.is_cuda or dtype != torch.bfloat16 else _kernel()
+    if kernel is not None:
+        kernel(weights.data_ptr(), rest.data_ptr(), out.data_ptr(), out.numel(), threads)
+        return out
+    # Pages of new memory for whole masters would take longer than the rest.
+    flat = (t.view(-1).split(IN_CACHE) for t in (out, weights, rest))
+    for own, *halves in zip(*flat, strict=True):
+        own.copy_(join(*halves))
+    return out
+
+
+@functools.cache
+def _kernel() -> Callable[..., None] | None:
+    pointers, counts = (ctypes.c_void_p,) * 3, (ctypes.c_int64,) * 2
+    return native.function(SOURCE, "workbench_round", (*pointers, *counts), None)
 
 
 def _bits(weights: Tensor) -> Tensor:
@@ -63,18 +99,16 @@ def _parts(numel: int) -> list[slice]:
     return [slice(*ends) for ends in pairwise([*range(0, numel, CHUNK), numel])]
 
 
-def _check(master: Tensor, weights: Tensor, rest: Tensor) -> None:
-    wanted = {
-        "master": (master, torch.float32),
-        "weights": (weights, torch.bfloat16),
-        "rest": (rest, torch.int16),
-    }
+def _check(weights: Tensor, rest: Tensor, master: Tensor | None = None) -> None:
+    wanted = {"weights": (weights, torch.bfloat16), "rest": (rest, torch.int16)}
+    if master is not None:
+        wanted["master"] = (master, torch.float32)
     for name, (tensor, dtype) in wanted.items():
         if tensor.dtype != dtype:
             raise ValueError(f"{name} is {tensor.dtype}; {dtype} is needed")
-        if tensor.numel() != master.numel():
-            raise ValueError(f"{name} has {tensor.numel()} elements; master has {master.numel()}")
-        if tensor.device != master.device:
-            raise ValueError(f"{name} is on {tensor.device}; master is on {master.device}")
+        if tensor.numel() != weights.numel():
+            raise ValueError(f"{name} has {tensor.numel()} elements; weights has {weights.numel()}")
+        if tensor.device != weights.device:
+            raise ValueError(f"{name} is on {tensor.device}; weights is on {weights.device}")
         if not tensor.is_contiguous():
             raise ValueError(f"{name} is not contiguous: strides {tensor.stride()}")
