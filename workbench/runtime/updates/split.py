@@ -74,7 +74,8 @@ def rounded(weights: Tensor, rest: Tensor, dtype: torch.dtype, *, threads: int =
     """
     _check(weights, rest)
     out = torch.empty_like(weights, dtype=dtype)
-    kernel = None if weights.is_cuda or dtype != torch.bfloat16 else _kernel()
+    here = weights.device.type == "cpu" and dtype == torch.bfloat16
+    kernel = _kernel() if here else None
     if kernel is not None:
         kernel(weights.data_ptr(), rest.data_ptr(), out.data_ptr(), out.numel(), threads)
         return out
