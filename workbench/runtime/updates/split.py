@@ -70,7 +70,7 @@ def rounded(weights: Tensor, rest: Tensor, dtype: torch.dtype, *, threads: int =
     ``weights``.
 
     Both halves are contiguous, on one device, with as many elements. Raises ValueError otherwise.
-    On the host up to ``threads`` of them round to bf16, where there is a compiler.
+    On the host, where there is a compiler, so many ``threads`` round to bf16.
     """
     _check(weights, rest)
     out = torch.empty_like(weights, dtype=dtype)
